@@ -179,7 +179,7 @@ class SimulatedChild(TaskProcess):
         role = role_of(script.task.task_type, has_chief=has_chief)
         is_known = not role.is_in_cluster
         while True:
-            pause = limit / 8 if is_known else _PROBE_SECONDS
+            pause = limit / 4 if is_known else _PROBE_SECONDS
             await asyncio.sleep(pause)
             if script.has_server and not is_known:
                 is_known = True

@@ -19,6 +19,7 @@ CHECKS: dict[str, list[tuple[str, Check]]] = {}
 """The invariants by the moment at which each is checked."""
 
 _SLACK = 0.5
+_NEVER = float("inf")
 _TASK = re.compile(r"\b[a-z-]+/\d+")
 
 
@@ -115,11 +116,11 @@ def every_loss_has_a_reason(job: Job, event: tuple[str, str | None, str]) -> str
                 if silent < 5:
                     return f"{text} ({agent.name} has given up at {agent.ended_at:.1f} s)"
             continue
-        kinds = [each for each in job.disturbances if rank in each.ranks and each.begin < now < each.end + 14]
-        causes = {each.kind for each in kinds} - {"job is suspended", "launcher is paused", "agent is killed"}
-        is_long = sum(min(each.end, now) - each.begin for each in kinds if each.kind in causes) > 6
-        is_broken = "connection breaks" in causes and len(kinds) > 1
-        if not (is_long or is_broken or ("partition" in causes) or "launcher is paused" in {e.kind for e in kinds}):
+        recent = [each for each in job.disturbances if rank in each.ranks and each.begin < now < each.end + 14]
+        kinds = {each.kind for each in recent}
+        silent = sum(min(each.end, now) - each.begin for each in recent if each.kind == "agent is paused")
+        is_broken = "connection breaks" in kinds and "agent is paused" in kinds
+        if not (silent > 6 or is_broken or "partition" in kinds):
             return f"{text} ({agent.name} runs)"
     return None
 
@@ -233,10 +234,7 @@ def barrier_timeout_is_job_time(job: Job, mine: Arrival) -> str | None:
         return None
     others = [other for other in job.arrivals if other.arrival.name == mine.arrival.name and other.until > mine.since]
     since, now = min(other.since for other in (mine, *others)), job.world.now
-    most = job.plan.spec.heartbeat_interval_seconds
-    kinds = ("launcher is paused", "job is suspended")
-    pauses = (min(d.end, now) - max(d.begin, since) - most for d in job.disturbances if d.kind in kinds)
-    passed = now - since - sum(pause for pause in pauses if pause > 0)
+    passed = now - since - _paused_seconds(job, since, now)
     if passed < mine.arrival.timeout_seconds - _SLACK:
         return f"{mine.arrival.name!r} broke after {passed:.1f} s of job time: {mine.error}"
     return None
@@ -251,6 +249,17 @@ def barrier_ends(job: Job, mine: Arrival) -> str | None:
     return f"{mine.script} got none at {mine.arrival.name!r}" if limit < job.world.now else None
 
 
+def _paused_seconds(job: Job, begin: float, end: float) -> float:
+    """Return for how long the launcher was paused, without the part of each pause that counts as job time."""
+    total, last = 0.0, begin
+    for each in sorted(job.disturbances, key=lambda each: each.begin):
+        if each.kind in ("launcher is paused", "job is suspended"):
+            pause = min(each.end, end) - max(each.begin, last) - job.plan.spec.heartbeat_interval_seconds
+            total += max(pause, 0.0)
+            last = max(last, each.end)
+    return total
+
+
 def _expected(job: Job, mine: Arrival) -> list[Any]:
     roles = mine.arrival.roles or SCRIPT_TASK_TYPES
     return [task for task in job.plan.tasks if task.task_type in roles]
@@ -262,7 +271,9 @@ def _arrivals(job: Job, mine: Arrival, task: Any) -> list[Arrival]:
 
 
 def _overlaps(job: Job, mine: Arrival, other: Arrival) -> bool:
-    return settled_at(job, other.script.rank, other.until, _SLACK) >= mine.since if other.until < mine.since else True
+    rank = other.script.rank
+    is_unnoticed = rank in job.killed_agents and job.lost_at.get(rank, _NEVER) >= mine.since
+    return is_unnoticed or settled_at(job, rank, other.until, _SLACK) >= mine.since
 
 
 # Data shards

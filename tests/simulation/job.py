@@ -82,6 +82,7 @@ class Job:
         self.launcher_died_at: float | None = None
         self.outcome_at: float | None = None
         self.has_ended = False
+        self.is_over = False  # the processes are being cleaned up
         self._checks = checks
         self._starts: Counter[tuple[int, Task]] = Counter()
         self.has_chief = plan.spec.chief
@@ -148,7 +149,8 @@ class Job:
         return agent is None or agent.is_dead or agent.is_paused
 
     def record(self, kind: str, rank: int | None, text: str) -> None:
-        self.history.append((self.world.now, kind, rank, text))
+        if not self.is_over:
+            self.history.append((self.world.now, kind, rank, text))
 
     def check(self, moment: str, subject: Any) -> None:
         for name, function in self._checks.get(moment, ()):
@@ -193,6 +195,8 @@ class Job:
     def on_agent_end(self, agent: AgentProcess) -> None:
         self.host_processes[agent.host.name].remove(agent)
         agent.ended_at = self.world.now
+        if (self.has_ended or self.launcher.is_dead) and self.all_gone:
+            self.world.stop()
         self.record("agent ends", agent.rank, f"{agent.name}: {agent.returncode}")
         if not agent.host.is_lost:
             self.network.end_of(agent)
@@ -278,11 +282,12 @@ class Job:
             self.outside.at(fault.at, self._apply, fault)
         suspended = sum(fault.seconds for fault in self.plan.faults)
         limit = MAX_SECONDS + suspended
-        is_over = world.run(lambda: launching.done() or self.launcher.is_dead, limit)
+        launching.add_done_callback(lambda _: world.stop())
+        is_over = world.run(limit)
         if launching.done() and launching.exception() is not None:
             self.violate("no_process_fails", f"the launcher has failed: {launching.exception()!r}")
-        if is_over:
-            world.run(lambda: self.all_gone, world.now + _AFTER_END_SECONDS + suspended)
+        if is_over and not self.all_gone:
+            world.run(world.now + _AFTER_END_SECONDS + suspended)
         self.check("end", None)
         processes = self._processes()
         for error in [*world.errors, *(failure for process in processes for failure in process.failures)]:
@@ -303,11 +308,12 @@ class Job:
     def _end_tasks(self) -> None:
         """Cancel what still runs, so that no coroutine is destroyed unfinished."""
         left = [process for process in self._processes() if process.has_tasks]
+        self.is_over = True
         self.world.clear()
         for _ in range(5):
             for process in left:
                 process.end_tasks()
-            self.world.run(lambda: not any(process.has_tasks for process in left), self.world.now + 10)
+            self.world.run(self.world.now + 10)
         self.world.errors.clear()
 
     # Faults
@@ -383,7 +389,7 @@ class Job:
 
     def _resume(self, process: Process, timers_first: bool) -> None:
         self.record("resumes", None, process.name)
-        process.resume(self._latency, timers_first=timers_first)
+        process.resume(timers_first=timers_first)
 
     def _connection_breaks(self, fault: Fault) -> None:
         agent = self._agent(fault)
@@ -431,6 +437,7 @@ class Job:
     def _launcher_is_killed(self, fault: Fault) -> None:
         self.launcher_died_at = self.world.now
         self.launcher.kill()
+        self.world.stop()
         self.network.end_of(self.launcher)
 
     def _srun_is_killed(self, fault: Fault) -> None:

@@ -225,9 +225,9 @@ def _faults(
             kind = chance.choice(("guest leaves", "guest leaves", "guest is killed"))
             faults.append(Fault(kind, round(chance.uniform(2.0, 12.0), 3), number))
     others = [host for host in dict.fromkeys(hosts) if host]
-    while len(faults) < 6 and chance.random() < 0.55:
+    while len(faults) < 6 and chance.random() < 0.65:
         kind = chance.choice(_LOCAL_KINDS if is_local else _KINDS)
-        at, rank = round(chance.uniform(0.0, 12.0), 3), chance.randrange(spec.num_tasks)
+        at, rank = round(chance.uniform(0.0, 9.0), 3), chance.randrange(spec.num_tasks)
         host = chance.choice(others) if others else 0
         short = round(chance.choice((0.3, 1.0, 3.0, 6.0)) * chance.uniform(0.7, 1.3), 3)
         long = round(chance.choice((1.0, 5.0, 9.0, 12.0, 30.0)) * chance.uniform(0.8, 1.2), 3)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CHANNEL_SECONDS = 0.0005
 _POLL_SECONDS = 0.2
+_WAIT_SECONDS = 20.0
 _ENDLESS = 10_000.0
 
 
@@ -106,6 +107,8 @@ class Script:
 
     def on_main_end(self, returncode: int, cause: str) -> None:
         job = self.job
+        if job.is_over:
+            return
         self.returncode, self.ended_at = returncode, job.world.now
         self.cause = "terminated" if self.is_terminated else cause
         job.record("script ends", self.rank, f"{self}: {returncode} ({self.cause})")
@@ -152,16 +155,18 @@ class ScriptProcess(Process):
         agent.at(self.time() + _CHANNEL_SECONDS, self.script.on_state, self, self.state)
 
     async def wait_until(self, condition: Callable[[], bool], seconds: float = _ENDLESS) -> bool:
-        deadline = self.time() + seconds
+        """Wait for the desired state; a pause does not shorten the time."""
+        left = seconds
         while not condition():
-            left = deadline - self.time()
             if left <= 0:
                 return False
             self._changed.clear()
+            since, pause = self.time(), min(left, _WAIT_SECONDS)
             try:
-                await asyncio.wait_for(self._changed.wait(), left)
+                await asyncio.wait_for(self._changed.wait(), pause)
             except asyncio.TimeoutError:
-                return condition()
+                pass
+            left -= min(self.time() - since, pause)
         return True
 
     # Its end
@@ -252,7 +257,8 @@ class ScriptProcess(Process):
         while self.plan.stop != "none":
             await asyncio.sleep(0.7)
             step += 1
-            self.send(step=step)
+            if step % 4 == 0:
+                self.send(step=step)
             if self.plan.stop == "polls" and self.desired.stop_reason:
                 await self._save_and_exit()
         await asyncio.sleep(_ENDLESS)
@@ -322,8 +328,8 @@ class ScriptProcess(Process):
         self.send(step=0)
         left = seconds
         while left > 0:
-            await asyncio.sleep(min(1.0, left))
-            left -= 1.0
+            await asyncio.sleep(min(2.0, left))
+            left -= 2.0
             self.send(metrics=(("loaded", left),))
         if not self.plan.helper_stays:
             await self.exit(0)

@@ -55,6 +55,7 @@ class World:
         self._ready: deque[Handle] = deque()
         self._later: list[tuple[float, int, Handle]] = []
         self._count = 0
+        self._is_stopped = False
 
     def add(self, handle: Handle) -> None:
         if handle.at <= self.now:
@@ -63,11 +64,16 @@ class World:
             self._count += 1
             heapq.heappush(self._later, (handle.at, self._count, handle))
 
-    def run(self, until: Callable[[], bool], limit: float) -> bool:
-        """Run callbacks until the condition holds; return False if the time exceeds the limit or nothing is left."""
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._is_stopped = True
+
+    def run(self, limit: float) -> bool:
+        """Run callbacks until `stop`; return False if the time exceeds the limit or nothing is left."""
         ready, later, running = self._ready, self._later, None
+        self._is_stopped = False
         try:
-            while not until():
+            while not self._is_stopped:
                 if ready:
                     handle = ready.popleft()
                 elif later:
@@ -127,20 +133,14 @@ class Process:
     def pause(self) -> None:
         self._pauses += 1
 
-    def resume(self, delay: Callable[[], float], *, timers_first: bool) -> None:
-        """Continue. The callbacks of the pause run now; messages with a delay, in order, as they are read later."""
+    def resume(self, *, timers_first: bool) -> None:
+        """Continue with the callbacks of the pause, in their order, or first those that are no messages."""
         self._pauses -= 1
-        if self._pauses:
-            return
-        backlog, self.backlog = self.backlog, []
-        at = self.world.now
-        for handle in backlog:
-            if handle.is_message and timers_first:
-                at += delay()
-                handle.at = at
-            else:
-                handle.at = self.world.now
-            self.world.add(handle)
+        if not self._pauses:
+            backlog, self.backlog = self.backlog, []
+            if timers_first:
+                backlog.sort(key=lambda handle: handle.is_message)
+            self.world._ready.extend(backlog)
 
     def kill(self) -> None:
         self.is_dead = True

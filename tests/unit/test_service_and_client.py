@@ -312,6 +312,9 @@ class Relay:
     def pause(self) -> None:
         self._flowing.clear()
 
+    def resume(self) -> None:
+        self._flowing.set()
+
     def cut(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
@@ -1065,6 +1068,22 @@ async def test_unresponsive_service_is_lost_after_the_heartbeat_timeout() -> Non
         assert "no address is known" not in str(caught.value)
         await until(lambda: ("lost", "chief/0") in job.events)
         await until(lambda: ps.desired.terminate)
+
+
+@in_event_loop
+async def test_pause_while_a_task_reconnects_does_not_end_it() -> None:
+    """The whole job is suspended for longer than the heartbeat timeout while its connection is broken."""
+    async with serving("worker", SHORT_TIMEOUT) as job, Relay(job.port) as relay:
+        member = job.client(0, port=relay.port)
+        running = job.begin(member)
+        await until(lambda: is_registered(member))
+        relay.pause()
+        relay.cut()
+        await asyncio.sleep(2 * INTERVAL)
+        time.sleep(SHORT_TIMEOUT + 1)  # stops the event loop, as SIGSTOP does
+        relay.resume()
+        await until(lambda: ("reconnected", "worker/0") in job.events)
+        assert not running.done()
 
 
 @in_event_loop

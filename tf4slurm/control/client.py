@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import TLS_NAME, ControlEndpoint, Credentials, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
@@ -96,6 +97,7 @@ class ControlClient:
         self._registration: Registration | None = None
         self._spec = spec
         self._connect_seconds = handshake_seconds(num_tasks)
+        self._clock: JobClock  # of `run`
         self._deadline = float("inf")
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()
@@ -139,13 +141,31 @@ class ControlClient:
             RendezvousConnectionError: No service answers in time, or it sends nothing for the heartbeat timeout.
             AuthenticationError: `find_service` cannot open the credentials.
         """
+        self._clock = JobClock(self._spec.launcher_loss_seconds / _CHECKS, asyncio.get_running_loop().time)
+        self._clock.start()
+        keeping_time = asyncio.create_task(self._keep_time())
+        try:
+            await self._run()
+        finally:
+            keeping_time.cancel()
+
+    async def _keep_time(self) -> None:
+        """Read the clock regularly, so that it leaves out the time in which this process or its job is suspended."""
+        while True:
+            await asyncio.sleep(self._spec.launcher_loss_seconds / _CHECKS / 2)
+            self._now()
+
+    def _now(self) -> float:
+        return self._clock.now()
+
+    async def _run(self) -> None:
         at = error = ""
-        self._deadline = _now() + self._spec.start_timeout_seconds
-        while _now() < self._deadline:
+        self._deadline = self._now() + self._spec.start_timeout_seconds
+        while self._now() < self._deadline:
             endpoint = await self._find_in_time()
             addresses = endpoint.addresses if endpoint is not None else ()
             for address in sorted(addresses, key=lambda address: address != self.service_address):
-                if endpoint is None or (left := self._deadline - _now()) <= 0:
+                if endpoint is None or (left := self._deadline - self._now()) <= 0:
                     break
                 try:
                     if await self._connect(address, endpoint.credentials, min(self._connect_seconds, left)):
@@ -162,7 +182,7 @@ class ControlClient:
                 if not (error and is_cut_short):  # a call that had too little time does not replace an earlier error
                     at, error = str(address), reason
             patience = self._spec.reconnect_seconds if addresses else 0
-            if self.observed.state == "terminated" and _now() - self._disconnected_at > patience:
+            if self.observed.state == "terminated" and self._now() - self._disconnected_at > patience:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
@@ -174,7 +194,7 @@ class ControlClient:
     async def _find_in_time(self) -> ControlEndpoint | None:
         """Return the result of `find_service`; None if the file system stalls beyond the deadline."""
         try:
-            endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - _now())
+            endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - self._now())
         except asyncio.TimeoutError:
             return None
         if endpoint is not None:
@@ -210,7 +230,7 @@ class ControlClient:
         await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
         self._registration, self.service_address = registration, address
-        self._deadline = min(self._deadline, _now() + self._spec.launcher_loss_seconds)
+        self._deadline = min(self._deadline, self._now() + self._spec.launcher_loss_seconds)
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
@@ -227,26 +247,21 @@ class ControlClient:
                 receiving.result()
                 if self._sent.state == "terminated":
                     return True
-            if _now() >= self._deadline:
+            if self._now() >= self._deadline:
                 return False
             raise ConnectionError("the control service closed the connection")
         finally:
-            self._disconnected_at = _now()
+            self._disconnected_at = self._now()
             receiving.cancel()
             sending.cancel()
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait for one of the tasks, at most for the heartbeat timeout; suspended time does not count."""
-        timeout = self._spec.launcher_loss_seconds
-        while (left := self._deadline - _now()) > 0:
-            pause = min(left, timeout / _CHECKS)
-            due = _now() + pause
-            done, _ = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        """Wait for one of the tasks, at most until the deadline, which a received message moves."""
+        while (left := self._deadline - self._now()) > 0:
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
-            now = _now()
-            self._deadline = min(self._deadline + now - due, now + timeout)
 
     async def _receive(self, call: _Call) -> None:
         while isinstance(payload := await call.read(), bytes):
@@ -259,7 +274,7 @@ class ControlClient:
             else:
                 self.desired = decode(payload, DesiredState)
                 self._changed.set()
-            self._deadline = _now() + self._spec.launcher_loss_seconds
+            self._deadline = self._now() + self._spec.launcher_loss_seconds
 
     async def _send(self, call: _Call) -> None:
         # If the call has ended, `_receive` raises its error.
@@ -275,11 +290,6 @@ class ControlClient:
                 elif self._is_heartbeat_due:
                     self._is_heartbeat_due = False
                     await call.write(HEARTBEAT)
-
-
-def _now() -> float:
-    """Return the monotonic time in seconds."""
-    return asyncio.get_running_loop().time()
 
 
 def _target(address: Address) -> str:
