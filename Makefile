@@ -15,7 +15,7 @@ PYTHONS := 3.10 3.13
 # Further versions of TensorFlow with which `make test-long` trains Keras models, and changes the workers.
 TENSORFLOWS := 2.16 2.18
 
-.PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist soak fuzz clean
+.PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist simulate soak fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
@@ -109,6 +109,11 @@ dist: $(VENV)/installed
 	rm -rf build dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+# Simulated jobs with faults, one per seed: `make simulate SEEDS=1000000`. The last line counts the violated invariants.
+SEEDS ?= 20000
+simulate: $(VENV)/installed
+	$(BIN)/python -m tests.simulation $(SEEDS)
 
 # 200 jobs in a row, each with a failure injected at a random time; a failed job prints how to repeat it alone.
 soak: $(VENV)/installed

@@ -13,6 +13,7 @@ import pytest
 from tests.processes import wait_until
 from tf4slurm import __version__
 from tf4slurm.cluster import Task
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import ObservedState, Registration, ScriptState
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import IMPORT_SECONDS, Outcome
@@ -29,7 +30,7 @@ def test_last_status_is_written_after_a_slow_earlier_write(
     run = RunDirectory.create(tmp_path, "run")
     state = JobState([Task("worker", 0)], JobSpec(), time.monotonic(), lambda *_, **__: None)
     files = ThreadPoolExecutor(1)
-    recorder = Recorder(run, state, time.monotonic(), files)
+    recorder = Recorder(run, state, JobClock(1.0), files)
     write = RunDirectory.write
     phases: list[str] = []
     goes_on = threading.Event()

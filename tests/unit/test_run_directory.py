@@ -14,6 +14,7 @@ import pytest
 
 from tests.faults.disk import fill, small_disk
 from tf4slurm.cluster import Task
+from tf4slurm.control.clock import JobClock
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.recorder import EventLog
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
@@ -132,7 +133,7 @@ def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_pat
     try:
         run = RunDirectory.create(tmp_path, "digits")
         thread, written = ThreadPoolExecutor(1), threading.Event()
-        EventLog(run.events, thread).add("registered", "worker/0", "It has joined.")
+        EventLog(run.events, JobClock(1.0), thread).add("registered", "worker/0", "It has joined.")
         thread.submit(written.set)
         assert written.wait(10)
         run.append_sample(Sample(seconds=1.0))

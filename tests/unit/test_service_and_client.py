@@ -31,6 +31,7 @@ from tf4slurm.control.messages import (
     METHOD,
     SERVICE,
     TOKEN_METADATA,
+    BarrierArrival,
     DesiredState,
     Message,
     ObservedState,
@@ -328,6 +329,9 @@ class Relay:
 
     def pause(self) -> None:
         self._flowing.clear()
+
+    def resume(self) -> None:
+        self._flowing.set()
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -992,6 +996,21 @@ async def test_task_that_has_just_exchanged_messages_gets_no_heartbeat_request()
 
 
 @in_event_loop
+async def test_pause_of_the_launcher_breaks_no_barrier() -> None:
+    """The pause is longer than the barrier's timeout, in which the second task would have arrived."""
+    async with serving() as job:
+        members = await job.start_children(2)
+        members[0].update_script(ScriptState(barrier=BarrierArrival("loaded", "first", 0.5)))
+        await until(lambda: job.state.tasks[0].observed.script.barrier)
+        time.sleep(1)  # stops the event loop, as SIGSTOP does
+        await asyncio.sleep(2 * INTERVAL)
+        members[1].update_script(ScriptState(barrier=BarrierArrival("loaded", "second", 0.5)))
+        await until(lambda: all(member.desired.released_barrier for member in members))
+        assert [member.desired.barrier_error for member in members] == ["", ""]
+        await job.check_undisturbed(members)
+
+
+@in_event_loop
 async def test_task_that_reconnects_but_sends_nothing_is_lost_after_the_heartbeat_timeout() -> None:
     async with serving(heartbeat_timeout_seconds=SHORT_TIMEOUT) as job:
         ps = job.client(1)
@@ -1067,6 +1086,22 @@ async def test_unresponsive_service_is_lost_after_the_heartbeat_timeout() -> Non
         assert "no address is known" not in str(caught.value)
         await until(lambda: ("lost", "chief/0") in job.events)
         await until(lambda: ps.desired.terminate)
+
+
+@in_event_loop
+async def test_pause_while_a_task_reconnects_does_not_end_it() -> None:
+    """The whole job is suspended for longer than the heartbeat timeout while its connection is broken."""
+    async with serving("worker", SHORT_TIMEOUT) as job, Relay(job.port) as relay:
+        member = job.client(0, port=relay.port)
+        running = job.begin(member)
+        await until(lambda: is_registered(member))
+        relay.pause()
+        relay.cut()
+        await asyncio.sleep(2 * INTERVAL)
+        time.sleep(SHORT_TIMEOUT + 1)  # stops the event loop, as SIGSTOP does
+        relay.resume()
+        await until(lambda: ("reconnected", "worker/0") in job.events)
+        assert not running.done()
 
 
 @in_event_loop

@@ -97,7 +97,7 @@ class Rendezvous:
         self._choosing = threading.Lock()
         self._incarnation = f"{os.getpid()}-{time.time_ns():x}-{os.urandom(4).hex()}"
         num_tasks = identity.num_tasks if isinstance(identity, SlurmStep) else spec.num_tasks
-        self.client = ControlClient(find_endpoint, self._make_registration, spec, num_tasks)
+        self.client = self._make_client(find_endpoint, num_tasks)
 
     @property
     def rank(self) -> int:
@@ -128,7 +128,7 @@ class Rendezvous:
                 if client.desired.start_count:
                     return cluster
                 if self.listener is not None and server is None:
-                    server = await answer_checks(self.listener, self.client.token, self.rank)
+                    server = await self._answer_checks(self.listener)
                 if cluster is not None and client.observed.state == "registered":
                     await self._check_addresses(cluster)
         finally:
@@ -137,13 +137,14 @@ class Rendezvous:
 
     async def begin_attempt(self, attempt: int) -> None:
         """Hold a new port and register for another attempt; report a failure to the launcher."""
-        before, deadline = self.held_port, time.monotonic() + _PORT_SECONDS
+        now = asyncio.get_running_loop().time
+        before, deadline = self.held_port, now() + _PORT_SECONDS
         changes: dict[str, object] = {}
         while not changes:
             try:
                 changes["port"] = self._hold_port().port
             except (Tf4SlurmError, OSError) as error:
-                if isinstance(error, PortsInUseError) and time.monotonic() < deadline:
+                if isinstance(error, PortsInUseError) and now() < deadline:
                     if before is not None:  # a small range: all tasks of this host must first release their ports
                         before.close()
                     await asyncio.sleep(_PORT_PAUSE_SECONDS)
@@ -154,20 +155,35 @@ class Rendezvous:
             before.close()
         self.client.begin_attempt(attempt, **changes)
 
+    # What concerns the network
+
+    def _make_client(self, find_endpoint: Callable[[], ControlEndpoint | None], num_tasks: int) -> ControlClient:
+        return ControlClient(find_endpoint, self._make_registration, self.spec, num_tasks)
+
+    def _find_host(self, service: Address) -> str:
+        """Return the host in this task's address, on the route to the service or on the job's interface."""
+        return task_address(self.spec.interface, self.identity.node_name, service.host)
+
     def _hold_port(self) -> HeldPort:
         reserved = self.identity.port_candidates if isinstance(self.identity, SlurmStep) else ()
         self.held_port = hold_port(self.spec.ports or reserved)
         self.listener = self.held_port.listen()  # before another task receives the address and checks it
         return self.held_port
 
-    async def _check_addresses(self, cluster: Cluster) -> None:
+    async def _answer_checks(self, listener: socket.socket) -> asyncio.Server:
+        return await answer_checks(listener, self.client.token, self.rank)
+
+    async def _find_unreachable(self, cluster: Cluster) -> list[str]:
+        """Check the addresses that this task must check; return a sentence for each that does not answer."""
         if isinstance(self.identity, Guest):
             ps = {member.task: member.address for member in cluster.members if member.task.task_type == "ps"}
             await wait_for_answers(ps, _CHECK_SECONDS)
-            faults = [f"{task} does not answer at {address}" for task, address in ps.items()]
-        else:
-            members = members_to_check(cluster, self.rank)
-            faults = await find_unreachable(members, self.client.token, _CHECK_SECONDS)
+            return [f"{task} does not answer at {address}" for task, address in ps.items()]
+        members = members_to_check(cluster, self.rank)
+        return await find_unreachable(members, self.client.token, _CHECK_SECONDS)
+
+    async def _check_addresses(self, cluster: Cluster) -> None:
+        faults = await self._find_unreachable(cluster)
         if isinstance(self.identity, SlurmStep):
             try:
                 self.identity.check_own_place([member.node for member in cluster.members])
@@ -181,7 +197,7 @@ class Rendezvous:
         with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
             try:
-                host = task_address(self.spec.interface, node, service.host)
+                host = self._find_host(service)
                 port = (self.held_port or self._hold_port()).port
             except (Tf4SlurmError, OSError) as error:
                 self.failure = error

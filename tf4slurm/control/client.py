@@ -7,14 +7,14 @@ import contextlib
 import dataclasses
 import ipaddress
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import TLS_NAME, ControlEndpoint, Credentials, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
@@ -100,7 +100,8 @@ class ControlClient:
         self._registration: Registration | None = None
         self._spec = spec
         self._connect_seconds = handshake_seconds(num_tasks)
-        self._deadline = time.monotonic() + spec.start_timeout_seconds
+        self._clock: JobClock  # of `run`
+        self._deadline = float("inf")
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()
         self._is_heartbeat_due = False
@@ -144,12 +145,31 @@ class ControlClient:
             RendezvousConnectionError: No service answers in time, or it sends nothing for the heartbeat timeout.
             AuthenticationError: `find_service` cannot open the credentials.
         """
+        self._clock = JobClock(self._spec.launcher_loss_seconds / _CHECKS, asyncio.get_running_loop().time)
+        self._clock.start()
+        keeping_time = asyncio.create_task(self._keep_time())
+        try:
+            await self._run()
+        finally:
+            keeping_time.cancel()
+
+    async def _keep_time(self) -> None:
+        """Read the clock regularly, so that it leaves out the time in which this process or its job is suspended."""
+        while True:
+            await asyncio.sleep(self._spec.launcher_loss_seconds / _CHECKS / 2)
+            self._now()
+
+    def _now(self) -> float:
+        return self._clock.now()
+
+    async def _run(self) -> None:
         at = error = ""
-        while time.monotonic() < self._deadline:
+        self._deadline = self._now() + self._spec.start_timeout_seconds
+        while self._now() < self._deadline:
             endpoint = await self._find_in_time()
             addresses = endpoint.addresses if endpoint is not None else ()
             for address in sorted(addresses, key=lambda address: address != self.service_address):
-                if endpoint is None or (left := self._deadline - time.monotonic()) <= 0:
+                if endpoint is None or (left := self._deadline - self._now()) <= 0:
                     break
                 try:
                     if await self._connect(address, endpoint.credentials, min(self._connect_seconds, left)):
@@ -166,7 +186,7 @@ class ControlClient:
                 if not (error and is_cut_short):  # a call that had too little time does not replace an earlier error
                     at, error = str(address), reason
             patience = self._spec.reconnect_seconds if addresses else 0
-            if self.observed.state == "terminated" and time.monotonic() - self._disconnected_at > patience:
+            if self.observed.state == "terminated" and self._now() - self._disconnected_at > patience:
                 return
             await asyncio.sleep(_RETRY_SECONDS)
         raise RendezvousConnectionError(
@@ -178,7 +198,7 @@ class ControlClient:
     async def _find_in_time(self) -> ControlEndpoint | None:
         """Return the result of `find_service`; None if the file system stalls beyond the deadline."""
         try:
-            endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - time.monotonic())
+            endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - self._now())
         except asyncio.TimeoutError:
             return None
         if endpoint is not None:
@@ -190,15 +210,22 @@ class ControlClient:
         registration = self._registration
         if registration is None:
             registration = await asyncio.wait_for(in_thread(self._make_registration, address), connect_seconds)
+        try:
+            async with self._open_call(address, credentials) as call:
+                await asyncio.wait_for(self._register(call, registration, address), connect_seconds)
+                return await self._serve(call)
+        except grpc.aio.AioRpcError as error:
+            raise _translate(error, address) from error
+
+    @contextlib.asynccontextmanager
+    async def _open_call(self, address: Address, credentials: Credentials) -> AsyncIterator[_Call]:
+        """Make the call of the service's one method on a new connection; cancel the call at the end."""
         tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
         metadata = ((TOKEN_METADATA, credentials.token),)
         async with grpc.aio.secure_channel(_target(address), tls, options=_OPTIONS) as channel:
             call: _Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=metadata)
             try:
-                await asyncio.wait_for(self._register(call, registration, address), connect_seconds)
-                return await self._serve(call)
-            except grpc.aio.AioRpcError as error:
-                raise _translate(error, address) from error
+                yield call
             finally:
                 call.cancel()
 
@@ -207,7 +234,7 @@ class ControlClient:
         await call.initial_metadata()  # the service sends them after it has registered this task
         await call.wait_for_connection()  # raises if the call has ended instead
         self._registration, self.service_address = registration, address
-        self._deadline = min(self._deadline, time.monotonic() + self._spec.launcher_loss_seconds)
+        self._deadline = min(self._deadline, self._now() + self._spec.launcher_loss_seconds)
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
@@ -224,26 +251,21 @@ class ControlClient:
                 receiving.result()
                 if self._sent.state == "terminated":
                     return True
-            if time.monotonic() >= self._deadline:
+            if self._now() >= self._deadline:
                 return False
             raise ConnectionError("the control service closed the connection")
         finally:
-            self._disconnected_at = time.monotonic()
+            self._disconnected_at = self._now()
             receiving.cancel()
             sending.cancel()
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait for one of the tasks, at most for the heartbeat timeout; suspended time does not count."""
-        timeout = self._spec.launcher_loss_seconds
-        while (left := self._deadline - time.monotonic()) > 0:
-            pause = min(left, timeout / _CHECKS)
-            due = time.monotonic() + pause
-            done, _ = await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        """Wait for one of the tasks, at most until the deadline, which a received message moves."""
+        while (left := self._deadline - self._now()) > 0:
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
-            now = time.monotonic()
-            self._deadline = min(self._deadline + now - due, now + timeout)
 
     async def _receive(self, call: _Call) -> None:
         while isinstance(payload := await call.read(), bytes):
@@ -256,7 +278,7 @@ class ControlClient:
             else:
                 self.desired = decode(payload, DesiredState)
                 self._changed.set()
-            self._deadline = time.monotonic() + self._spec.launcher_loss_seconds
+            self._deadline = self._now() + self._spec.launcher_loss_seconds
 
     async def _send(self, call: _Call) -> None:
         # If the call has ended, `_receive` raises its error.
@@ -265,7 +287,7 @@ class ControlClient:
                 await self._is_due.wait()
                 self._is_due.clear()
                 if self.observed != self._sent:
-                    age = 0.0 if self.exited_at is None else time.monotonic() - self.exited_at
+                    age = 0.0 if self.exited_at is None else asyncio.get_running_loop().time() - self.exited_at
                     self.observed = shrink(dataclasses.replace(self.observed, exit_age_seconds=round(age, 4)))
                     payload = encode(self.observed, self._sent)
                     self._sent, self._is_heartbeat_due = self.observed, False

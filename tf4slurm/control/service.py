@@ -15,7 +15,6 @@ import hmac
 import itertools
 import logging
 import resource
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ import grpc
 import grpc.aio
 
 from tf4slurm.cluster import Address, Cluster
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ServiceCredentials, handshake_seconds
 from tf4slurm.control.messages import (
     HEARTBEAT,
@@ -64,12 +64,18 @@ _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 class ControlService:
-    """Serves one job until `close`. Call `publish` after a change of `state`."""
+    """Serves one job until `close`. Call `publish` after a change of `state`.
 
-    def __init__(self, state: JobState, credentials: ServiceCredentials) -> None:
+    Attributes:
+        clock: The job time, of which all times in `state` are.
+    """
+
+    def __init__(self, state: JobState, credentials: ServiceCredentials, clock: JobClock | None = None) -> None:
+        """Without a `clock`, the service creates one. `state` was created at a time of this clock."""
         self.state = state
         self.receiver = Receiver(state)
         self.credentials = credentials
+        self.clock = clock or JobClock(state.spec.heartbeat_interval_seconds)
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
         self._connections: dict[int, _Connection] = {}
@@ -86,6 +92,13 @@ class ControlService:
             PortsInUseError: None of the ports in the job's spec is free.
             OSError: This host does not have the address `host`.
         """
+        port = await self._start_server(host)
+        self.clock.start(self.state.watches.pauses.note)
+        self._ticker = asyncio.create_task(self._tick())
+        return port
+
+    async def _start_server(self, host: str) -> int:
+        """Accept calls, each of which `_serve` handles; return the port."""
         num_tasks = len(self.state.tasks)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
         self._server = grpc.aio.server(
@@ -102,7 +115,6 @@ class ControlService:
         except RuntimeError as error:
             raise OSError(f"The control service cannot listen at {address}: {error}") from error
         await self._server.start()
-        self._ticker = asyncio.create_task(self._tick())
         return self._port.port
 
     async def wait_for_end(self) -> None:
@@ -131,6 +143,9 @@ class ControlService:
     async def close(self) -> None:
         if self._ticker is not None:
             self._ticker.cancel()
+        await self._stop_server()
+
+    async def _stop_server(self) -> None:
         if self._server is not None:
             # Clients that keep sending can delay gRPC's `stop`.
             await asyncio.wait({asyncio.create_task(self._server.stop(_STOP_SECONDS))}, timeout=_CLOSE_SECONDS)
@@ -148,7 +163,7 @@ class ControlService:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), tick_seconds)
                 return
-            self.state.on_tick(time.monotonic())
+            self.state.on_tick(self.clock.now())
             self.publish()
             if tick % _TICKS_PER_INTERVAL == 0:
                 # Batches of every n-th task take a quarter of the processor time of single requests.
@@ -186,7 +201,7 @@ class ControlService:
         except Exception as error:  # including bugs: otherwise the task would repeat the message for ever
             if not isinstance(error, MessageError):
                 logger.exception("rank %d: a message could not be handled", rank)
-            self.receiver.on_rejected(rank, str(error) or repr(error), time.monotonic())
+            self.receiver.on_rejected(rank, str(error) or repr(error), self.clock.now())
             self.publish()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
         finally:
@@ -194,7 +209,7 @@ class ControlService:
                 sending.cancel()
             if self._connections.get(rank) is connection:
                 del self._connections[rank]
-                self.receiver.on_disconnect(rank, time.monotonic())
+                self.receiver.on_disconnect(rank, self.clock.now())
                 self.publish()
 
     async def _register(self, context: _Context) -> int | None:
@@ -203,7 +218,7 @@ class ControlService:
         if not isinstance(payload, bytes):
             return None
         try:
-            return self.receiver.on_registration(decode(payload, Registration), time.monotonic()).rank
+            return self.receiver.on_registration(decode(payload, Registration), self.clock.now()).rank
         except RendezvousClosedError as error:
             self.publish()  # a refusal may end the job
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.reason[:_MAX_DETAIL_CHARACTERS])
@@ -217,10 +232,10 @@ class ControlService:
             if self._connections.get(connection.rank) is not connection:
                 return  # a late message: the task has reconnected
             if payload == HEARTBEAT:
-                self.receiver.on_heartbeat(connection.rank, time.monotonic())
+                self.receiver.on_heartbeat(connection.rank, self.clock.now())
                 continue
             observed = decode(payload, ObservedState, observed)
-            self.receiver.on_observed_state(connection.rank, observed, time.monotonic())
+            self.receiver.on_observed_state(connection.rank, observed, self.clock.now())
             self.publish()
             if observed.state == "terminated":
                 return
@@ -255,7 +270,7 @@ class _Connection:
         """Request a heartbeat, unless messages were sent and received in the last `recent_seconds`."""
         record = self._service.state.tasks.get(self.rank)
         last_heartbeat_at = record.last_heartbeat_at if record is not None else 0.0
-        if min(self._sent_at, last_heartbeat_at) < time.monotonic() - recent_seconds:
+        if min(self._sent_at, last_heartbeat_at) < self._service.clock.now() - recent_seconds:
             self._is_heartbeat_due = True
             self._is_due.set()
 
@@ -271,7 +286,7 @@ class _Connection:
                 self._is_due.clear()
                 while (payload := self._next_message()) is not None:
                     await self._context.write(payload)
-                    self._sent_at = time.monotonic()
+                    self._sent_at = self._service.clock.now()
         except grpc.aio.BaseError as error:
             logger.debug("rank %d: nothing can be sent any more: %s", self.rank, error)  # `_receive` sees the end
 

@@ -22,7 +22,7 @@ class TaskTable:
     Attributes:
         members: The members by rank. A lost member keeps its record.
         left: The latest guests that have left, at most 20.
-        num_left: The number of guests that have left.
+        num_joined: The number of guests that have ever joined.
     """
 
     def __init__(self, tasks: Sequence[Task], *, is_placed: bool) -> None:
@@ -33,10 +33,9 @@ class TaskTable:
             for rank, task in enumerate(tasks)
         )
         self.left: collections.deque[TaskRecord] = collections.deque(maxlen=_MAX_LEFT)
-        self.num_left = 0
+        self.num_joined = 0
         self._order = tuple(tasks)
         self._guests: dict[int, TaskRecord] = {}
-        self._next_rank = len(tasks)
         self._active: set[int] = set()  # ranks that have registered and are not gone
         self._unregistered = set(range(len(tasks)))  # of members that have sent no address in this attempt
         self._not_ready = self._unregistered.copy()  # of members whose reachability check has not succeeded
@@ -54,6 +53,11 @@ class TaskTable:
     def get(self, rank: int) -> TaskRecord | None:
         """Return the record of this rank; None for a guest that has left."""
         return self.members[rank] if 0 <= rank < len(self.members) else self._guests.get(rank)
+
+    @property
+    def num_left(self) -> int:
+        """The number of guests that have left."""
+        return self.num_joined - len(self._guests)
 
     # Groups of tasks
 
@@ -110,13 +114,14 @@ class TaskTable:
         """Whether a member has lost its connection, and is not lost yet."""
         return any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.members)
 
-    def in_order(self) -> list[TaskRecord]:
+    def in_order(self, *, with_left: bool = True) -> list[TaskRecord]:
         """Return all tasks in the order of the job's start, so that a spare has the position of the task it replaced.
 
-        Guests follow: those that have left, at most 20, then the present ones.
+        Guests follow: `with_left` those that have left, at most 20, then the present ones.
         """
         records = {record.task: record for record in self.members}
-        return [*(records[task] for task in self._order), *self.left, *self._guests.values()]
+        left = self.left if with_left else ()
+        return [*(records[task] for task in self._order), *left, *self._guests.values()]
 
     def count(self, *states: str) -> int:
         """Return the number of registered members in one of `states`."""
@@ -155,9 +160,9 @@ class TaskTable:
     def add_guest(self) -> TaskRecord:
         """Add a guest with the next rank, and the next index of a worker."""
         num_workers = sum(record.task.task_type == "worker" for record in self.members)
-        index = num_workers + self.num_left + len(self._guests)
-        record = self._guests[self._next_rank] = TaskRecord(self._next_rank, Task("worker", index), JOINED_WORKER)
-        self._next_rank += 1
+        rank, index = len(self.members) + self.num_joined, num_workers + self.num_joined
+        record = self._guests[rank] = TaskRecord(rank, Task("worker", index), JOINED_WORKER)
+        self.num_joined += 1
         return record
 
     def register(self, record: TaskRecord, registration: Registration, now: float) -> None:
@@ -181,7 +186,6 @@ class TaskTable:
             record.ended_at = now
         if self._guests.pop(record.rank, None) is not None:
             self.left.append(record)
-            self.num_left += 1
 
     def end_restarts(self) -> None:
         """Note that children that have just failed are not restarted, because the job stops."""

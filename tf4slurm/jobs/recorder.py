@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tf4slurm.control.messages import ObservedState
+from tf4slurm.cluster import Task
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import RunDirectoryError
@@ -33,14 +34,15 @@ _COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # i
 class EventLog:
     """Appends events to events.jsonl."""
 
-    def __init__(self, path: Path, files: ThreadPoolExecutor) -> None:
-        self._started = time.monotonic()
+    def __init__(self, path: Path, clock: JobClock, files: ThreadPoolExecutor) -> None:
+        self._clock = clock
+        self._started_at = clock.now()
         self._file: BinaryIO | None = None
         self._files = files
         files.submit(self._open, path)
 
     def add(self, kind: str, task: str | None, text: str, **facts: Any) -> Event:
-        seconds = round(time.monotonic() - self._started, 4)
+        seconds = round(self._clock.now() - self._started_at, 4)
         event = Event(round(time.time(), 3), seconds, kind, task, text, **facts)
         self._files.submit(self._write, to_json(event).encode() + b"\n")
         return event
@@ -75,13 +77,14 @@ class Recorder:
     """Writes status.json and samples.jsonl of one job every few seconds."""
 
     def __init__(
-        self, run_directory: RunDirectory, state: JobState, started_at: float, files: ThreadPoolExecutor
+        self, run_directory: RunDirectory, state: JobState, clock: JobClock, files: ThreadPoolExecutor
     ) -> None:
         self._run_directory = run_directory
         self._files = files
         self._state = state
-        self._started_at = started_at
-        self._progress = [Progress() for _ in state.tasks]
+        self._clock = clock
+        self._started_at = clock.now()
+        self._progress: dict[Task, Progress] = {}
         self._sample_seconds = max(_STATUS_SECONDS, len(state.tasks) / _TASKS_PER_SECOND)
         self._interval_seconds = max(_STATUS_SECONDS, self._sample_seconds / 5)
         self._sampled_at = float("-inf")
@@ -113,9 +116,12 @@ class Recorder:
             self._is_failing = True
 
     def _status(self) -> StatusFile:
-        state, now = self._state, time.monotonic()
-        self._progress += [Progress() for _ in state.tasks.in_order()[len(self._progress) :]]  # of new guests
-        for record, progress in zip(state.tasks.in_order(), self._progress, strict=True):
+        state, now = self._state, self._clock.now()
+        records = state.tasks.in_order()
+        before, self._progress = self._progress, {}
+        for record in records:
+            # By task, because a spare and the task that it replaces exchange their roles.
+            progress = self._progress[record.task] = before.get(record.task) or Progress()
             progress.note(record.observed.script.step, now)
         return StatusFile(
             time=round(time.time(), 3),
@@ -128,26 +134,26 @@ class Recorder:
             warnings=state.watches.warnings,
             shards=state.scripts.shards,
             workers_error=state.tasks.workers_error,
+            workers_left=state.tasks.num_left,
             tasks=tuple(
-                describe_task(record, self._started_at, now, progress)
-                for record, progress in zip(state.tasks.in_order(), self._progress, strict=True)
+                describe_task(record, self._started_at, now, self._progress[record.task]) for record in records
             ),
         )
 
     def _sample(self) -> Sample | None:
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._sampled_at < self._sample_seconds:
             return None
         self._sampled_at = now
-        left = ObservedState()  # of a worker that joined and has left
-        records = self._state.tasks.in_order()
-        states = [left if record.role.is_guest and record.is_gone else record.observed for record in records]
+        records = self._state.tasks.in_order(with_left=False)
+        states = [record.observed for record in records]
         usages = [vars(state.usage) for state in states]
         gpus = {name: tuple(usage[name] for usage in usages) for name in ("gpu_percent", "gpu_memory_bytes")}
         has_gpus = any(value is not None for column in gpus.values() for value in column)
         return Sample(
             seconds=round(now - self._started_at, 2),
             attempt=self._state.attempt,
+            joined=tuple(record.rank for record in records if record.role.is_guest),
             step=tuple(state.script.step for state in states),
             **{name: tuple(usage[name] or None for usage in usages) for name in _COUNTERS},
             **(gpus if has_gpus else {}),

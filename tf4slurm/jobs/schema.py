@@ -98,7 +98,7 @@ class TaskStatus:
 
     Attributes:
         task: Its role and index, such as "worker/0".
-        rank: Its rank in the step; guests have the ranks after those of the step.
+        rank: Its rank in the step; joined workers have the ranks after those of the step.
         is_guest: Whether it has joined the running job.
         node: Name of its node.
         address: Its host:port in the cluster spec.
@@ -167,7 +167,9 @@ class StatusFile:
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name.
         workers_error: The reason why no worker can join the job; empty if one can, or if that is not yet known.
-        tasks: The tasks by rank; a spare that has replaced a task has its position.
+        workers_left: Number of joined workers that have left.
+        tasks: The tasks by rank; a spare that has replaced a task has its position. Of the joined workers that have
+            left, the last 20.
     """
 
     time: float | None = None
@@ -180,6 +182,7 @@ class StatusFile:
     warnings: tuple[str, ...] = ()
     shards: tuple[ShardProgress, ...] = ()
     workers_error: str = ""
+    workers_left: int = 0
     tasks: tuple[TaskStatus, ...] = ()
 
     @property
@@ -190,11 +193,14 @@ class StatusFile:
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples.jsonl. Each list has one entry per rank. An entry whose value is unknown is null.
+    """One line of samples.jsonl. Each list has one entry per task; those of joined workers are the last.
+
+    An entry whose value is unknown is null.
 
     Attributes:
         seconds: When the sample was taken, in seconds since the job's start.
         attempt: Number of the attempt.
+        joined: Ranks of the joined workers that have an entry.
         step: Training steps.
         memory_bytes: Resident memory.
         cpu_seconds: Processor time.
@@ -206,6 +212,7 @@ class Sample:
 
     seconds: float | None = None
     attempt: int = 1
+    joined: tuple[int, ...] = ()
     step: tuple[int | None, ...] = ()
     memory_bytes: tuple[int | None, ...] = ()
     cpu_seconds: tuple[float | None, ...] = ()
@@ -260,6 +267,7 @@ class ResultFile:
         requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name, in the last attempt.
+        workers_left: Number of joined workers that have left.
         tasks: The tasks in the last attempt, in the same order as in `StatusFile`.
     """
 
@@ -277,6 +285,7 @@ class ResultFile:
     requeued: str | None = None
     warnings: tuple[str, ...] = ()
     shards: tuple[ShardProgress, ...] = ()
+    workers_left: int = 0
     tasks: tuple[TaskStatus, ...] = ()
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tf4slurm import __version__
 from tf4slurm.agent.rendezvous import spec_to_environ
 from tf4slurm.cluster import Address
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, create_credentials
 from tf4slurm.control.records import Outcome, Phase
 from tf4slurm.control.service import ControlService
@@ -99,11 +100,12 @@ class Launcher:
         self._arguments = tuple(arguments)
         self._node = node
         self._files = ThreadPoolExecutor(1)  # writes to the run directory
-        self._events = EventLog(run_directory.events, self._files)
         self._service = make_service(spec, spec.counts, self._on_event)
+        self._clock = self._service.clock
+        self._events = EventLog(run_directory.events, self._clock, self._files)
         self._state = self._service.state
-        self._started_at = time.monotonic()
-        self._recorder = Recorder(run_directory, self._state, self._started_at, self._files)
+        self._started_at = self._clock.now()
+        self._recorder = Recorder(run_directory, self._state, self._clock, self._files)
         self._is_impatient = asyncio.Event()
 
     @property
@@ -177,7 +179,7 @@ class Launcher:
     # Calls of the spawner
 
     def on_staging(self, text: str | None) -> None:
-        self._state.postpone_start(time.monotonic() if text is None else math.inf)
+        self._state.postpone_start(self._clock.now() if text is None else math.inf)
         if text is not None:
             self._on_event("staging", None, text)
 
@@ -185,7 +187,7 @@ class Launcher:
         self._reporter.on_output(line)
 
     def on_agent_exit(self, rank: int, returncode: int) -> None:
-        self._service.receiver.on_agent_exit(rank, returncode, time.monotonic())
+        self._service.receiver.on_agent_exit(rank, returncode, self._clock.now())
         self._service.publish()
 
     def on_all_exit(self, returncode: int, message: str) -> None:
@@ -194,7 +196,7 @@ class Launcher:
             outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}")
         else:
             outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}")
-        self._state.on_spawner_exit(outcome, time.monotonic())
+        self._state.on_spawner_exit(outcome, self._clock.now())
         self._service.publish()
 
     # Stop requests
@@ -212,7 +214,7 @@ class Launcher:
         if self._state.phase is Phase.ENDED:
             self._is_impatient.set()
         if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
-            self._state.skip_grace_period(time.monotonic())  # a second Ctrl-C
+            self._state.skip_grace_period(self._clock.now())  # a second Ctrl-C
         self._stop(number, f"the launcher received {signal.Signals(number).name}")
 
     async def _watch_slurmstepd(self) -> None:
@@ -222,7 +224,7 @@ class Launcher:
         self._stop(signal.SIGHUP, f"the slurmstepd above the launcher (process {process_id}) was killed{advice}")
 
     def _stop(self, number: int, why: str) -> None:
-        self._state.on_stop(signal.Signals(number), why, time.monotonic())
+        self._state.on_stop(signal.Signals(number), why, self._clock.now())
         self._service.publish()
 
     # Files of the run directory
@@ -319,7 +321,7 @@ class Launcher:
         """Write the result and the report, then end the workers that have joined."""
         assert self._state.phase is Phase.ENDED
         directory, report = self._run_directory, None
-        file = make_result_file(self._state, directory, self._started_at, time.monotonic())
+        file = make_result_file(self._state, directory, self._started_at, self._clock.now())
         self._recorder.write()
         self._events.close()
         try:
@@ -365,7 +367,8 @@ def make_service(
 ) -> ControlService:
     """Return the control service of a job with `counts` tasks of each role."""
     tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
-    return ControlService(JobState(tasks, spec, time.monotonic(), on_event), create_credentials())
+    clock = JobClock(spec.heartbeat_interval_seconds)
+    return ControlService(JobState(tasks, spec, clock.now(), on_event), create_credentials(), clock)
 
 
 async def start_service(service: ControlService, node: str | None = None, *, is_local: bool = False) -> ControlEndpoint:

@@ -1,0 +1,1 @@
+"""A simulated job: the real rules, service, clients and agents, with a virtual clock, network, scripts and Slurm."""
