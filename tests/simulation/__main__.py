@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
 
 from tests.simulation.job import Violation
+from tests.simulation.mutations import MOST_SEEDS, MUTATIONS, find
 from tests.simulation.run import run_seed, run_seeds
 
 _BLOCK = 200
@@ -21,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="number of processes (default 2)")
     parser.add_argument("--seed", type=int, help="run only this seed")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --seed: print the whole history")
+    parser.add_argument("--mutations", action="store_true", help="put faults back, and count seeds until each is found")
     options = parser.parse_args(arguments)
+    if options.mutations:
+        return _find_mutations(options.first, options.jobs)
     if options.seed is not None:
         return _show(options.seed, is_verbose=options.verbose)
     started, violations, done = time.monotonic(), 0, 0
@@ -45,6 +50,17 @@ def _run_blocks(first: int, count: int, jobs: int) -> Iterator[tuple[int, list[V
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         for block, found in zip(blocks, pool.imap(run_seeds, blocks), strict=True):
             yield len(block), found
+
+
+def _find_mutations(first: int, jobs: int) -> int:
+    """Print for each mutation the number of seeds until an invariant is violated; fail if one is not found."""
+    is_complete = True
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
+        for found in pool.imap(functools.partial(find, first=first), MUTATIONS):
+            text = f"{found.seeds} seeds: {found.invariant}" if found.seeds else f"not within {MOST_SEEDS} seeds"
+            print(f"{found.mutation}: {text}", flush=True)
+            is_complete = is_complete and found.seeds is not None
+    return int(not is_complete)
 
 
 def _show(seed: int, *, is_verbose: bool) -> int:

@@ -138,12 +138,13 @@ class SimulatedChild(TaskProcess):
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         rank, job = self._rendezvous.rank, self._job
         task = cluster.members[rank].task
-        await asyncio.sleep(job.chance.uniform(0.001, 0.02))
-        self.kill_remaining()
+        await asyncio.sleep(job.draw(0.001, 0.02))
+        self.clean_up()
         self._exited.clear()
         script = self.script = Script(job, self._process, rank, task, attempt, start_count)
         self.scripts.append(script)
         script.begin(self.channel.connect, self.on_script_state, self.on_exit)
+        self._client.exited_at = None
         self._client.update(
             state="running",
             start_count=start_count,
@@ -161,16 +162,15 @@ class SimulatedChild(TaskProcess):
         await self._exited.wait()
         probing.cancel()
         self.script = None
-        detail = None if script.killed_by is None else "was stopped"
+        self._client.exited_at = script.exited_at
+        detail = "was stopped" if script.killed_by else "its core was dumped" if script.returncode == -11 else None
         tail = (f"the last line of {task}",) if script.returncode else ()
-        age = round(self._process.time() - script.ended_at, 3)
         self._client.update(
             state="exited",
             returncode=script.returncode,
             killed_by=script.killed_by,
             detail=detail,
             tail=tail,
-            exit_age_seconds=age,
         )
 
     async def _probe(self, script: Script, *, has_chief: bool) -> None:
@@ -214,6 +214,10 @@ class SimulatedChild(TaskProcess):
 
     async def kill_descendants(self) -> None:
         await asyncio.sleep(0.002)
+        self.kill_remaining()
+
+    def clean_up(self) -> None:
+        """Kill what an earlier child has left behind, before the next one starts."""
         self.kill_remaining()
 
     def kill_remaining(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.oracle import accepted, disturbed_seconds, settled_at
 from tests.simulation.script import Arrival, Script, ScriptProcess
 from tests.simulation.shards import SimulatedShards, done_shards
+from tf4slurm.cluster import Cluster
 from tf4slurm.roles import SCRIPT_TASK_TYPES, role_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ CHECKS: dict[str, list[tuple[str, Check]]] = {}
 
 _SLACK = 0.5
 _NEVER = float("inf")
+_LEFT_SECONDS = 3.0
 _TASK = re.compile(r"\b[a-z-]+/\d+")
 
 
@@ -307,6 +309,16 @@ def documented_recipe_is_not_refused(job: Job, refused: tuple[ScriptProcess, str
 
 
 # Sizes
+
+
+@at("cluster")
+def clusters_have_present_workers_only(job: Job, cluster: Cluster) -> str | None:
+    """The cluster contains the tasks of the job, and the joined workers that are present."""
+    for member in cluster.members[job.plan.spec.num_tasks :]:
+        agent = next((agent for agent in job.guests.values() if agent.rank == member.rank), None)
+        if agent is not None and settled_at(job, member.rank, agent.ended_at, _LEFT_SECONDS) < job.world.now:
+            return f"{agent.name} has ended at {agent.ended_at:.1f} s and is in the cluster at {job.world.now:.1f} s"
+    return None
 
 
 @at("end")

@@ -17,7 +17,7 @@ from tf4slurm.agent.rendezvous import Guest, LocalTask
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, Credentials, ServiceCredentials
-from tf4slurm.control.messages import GUEST_RANK, ShardPosition
+from tf4slurm.control.messages import GUEST_RANK, ShardPosition, decode_cluster
 from tf4slurm.control.records import Outcome, Phase
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, describe_end
@@ -56,7 +56,10 @@ class Job:
         events: The events that the launcher has recorded: (time, kind, task, text).
     """
 
+    latest: Job | None = None
+
     def __init__(self, plan: Plan, checks: dict[str, list[Any]]) -> None:
+        Job.latest = self
         self.plan = plan
         self.world = World()
         self.chance = random.Random(plan.seed + 1_000_003)
@@ -89,6 +92,8 @@ class Job:
         self.hosts = [Host(f"n{number}", f"10.0.0.{number}") for number in range(max(plan.hosts) + 1)]
         self.host_processes: dict[str, list[Process]] = {host.name: [] for host in self.hosts}
         self.network = Network(self._latency)
+        if plan.guests:
+            self.network.on_cluster = lambda payload: self.check("cluster", decode_cluster(payload)[1])
         self.outside = Process(self.world, "outside")
         self.launcher = Process(self.world, "launcher")
         self.host_processes["n0"].append(self.launcher)
@@ -103,6 +108,10 @@ class Job:
         self.hosts_by_address = {host.address: host for host in self.hosts}
 
     # What agents and scripts call
+
+    def draw(self, low: float, high: float) -> float:
+        """Return a random number; in a quiet run their mean, so that runs can be compared."""
+        return (low + high) / 2 if self.plan.is_quiet else self.chance.uniform(low, high)
 
     def _latency(self) -> float:
         if self.plan.is_quiet:
@@ -202,7 +211,7 @@ class Job:
             self.network.end_of(agent)
         if agent.identity.rank != GUEST_RANK:
             if self.plan.is_local:
-                delay = self.chance.uniform(0.002, 0.05)
+                delay = self.draw(0.002, 0.05)
                 self.launcher.at(self.world.now + delay, self._on_agent_exit, agent.rank, agent.returncode)
             elif all(other.is_dead for other in self.agents):
                 self.launcher.at(self.world.now + 0.1, self._on_all_exit, 0)
@@ -385,7 +394,7 @@ class Job:
     def _pause(self, processes: list[Any], fault: Fault) -> None:
         for process in processes:
             process.pause()
-            skew = self.chance.uniform(0, 0.3) if len(processes) > 1 else 0.0
+            skew = self.draw(0, 0.3) if len(processes) > 1 else 0.0
             self.outside.at(self.world.now + fault.seconds + skew, self._resume, process, fault.detail)
 
     def _resume(self, process: Process, timers_first: bool) -> None:

@@ -20,6 +20,7 @@ from tests.simulation.world import Handle, Process
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import Credentials
+from tf4slurm.control.messages import is_encoded_cluster
 from tf4slurm.control.service import ControlService
 
 _REFUSED = (grpc.StatusCode.UNAVAILABLE, "connection refused")
@@ -61,7 +62,8 @@ class Network:
         self.service: SimulatedService | None = None
         self.connections: list[Connection] = []
         self.largest_message = 0
-        self.on_message: Callable[[Process, bytes], None] = lambda *_: None
+        self.clusters: set[bytes] = set()
+        self.on_cluster: Callable[[bytes], None] = lambda _: None
 
     def heal(self) -> None:
         """Deliver what has waited, where no host is cut off any more."""
@@ -276,7 +278,9 @@ class Context(_End):
             raise grpc.aio.UsageError("the call has ended")
         network = self._connection.to_client.network
         network.largest_message = max(network.largest_message, len(payload))
-        network.on_message(self._connection.client, payload)
+        if is_encoded_cluster(payload) and payload not in network.clusters:  # not one that is sent again
+            network.clusters.add(payload)
+            network.on_cluster(payload)
         self._connection.to_client.send(("data", payload))
 
     async def send_initial_metadata(self, _: Any) -> None:

@@ -81,7 +81,8 @@ def _failures(job: Job) -> list[Candidate]:
         role = role_of(script.task.task_type, has_chief=job.has_chief)
         is_restarted = role.name in _RESTARTED and script.start_count <= job.plan.spec.max_worker_restarts
         is_decisive = bool(script.returncode) and not role.is_wait_bounded
-        if is_restarted or script.ended_at > stopping_at or not (is_decisive or script in early):
+        is_consequence = any(_is_known_to_break(job, rank, script.ended_at) for rank in job.killed_agents)
+        if is_restarted or is_consequence or script.ended_at > stopping_at or not (is_decisive or script in early):
             continue
         code = exit_code_of(script.returncode or 0)
         if script.killed_by == "liveness_probe":
@@ -100,6 +101,20 @@ def _failures(job: Job) -> list[Candidate]:
             causes = frozenset({other.task})
             found.append(Candidate((EXIT_TASK_LOST,), causes, script.ended_at, latest, f"{script} after {other}"))
     return found
+
+
+def _is_known_to_break(job: Job, rank: int, time: float) -> bool:
+    """Return whether an agent's end, which ends the job, is known at a time: later failures are consequences."""
+    agent = job.agents[rank]
+    killed_at = job.killed_agents[rank]
+    if job.plan.spec.spares or agent.host.is_lost or not agent.has_registered:
+        return False
+    return not _others_disturbed(job, rank, killed_at) and killed_at + REPORT_SECONDS < time
+
+
+def _others_disturbed(job: Job, rank: int, time: float) -> bool:
+    near = (each for each in job.disturbances if each.begin < time + 5 and each.end > time - 5)
+    return any(each.kind != "agent is killed" for each in near)
 
 
 def _losses(job: Job) -> list[Candidate]:
@@ -178,6 +193,10 @@ def _others(job: Job) -> list[Candidate]:
         if time < (job.outcome_at or _NEVER):
             codes = (EXIT_TASK_LOST, EXIT_PREFLIGHT)
             found.append(Candidate(codes, frozenset(), time, _NEVER, "all agents have ended"))
+    pauses = [each for each in job.disturbances if each.kind in ("launcher is paused", "job is suspended")]
+    for pause in pauses:
+        if pause.end - pause.begin > 7:
+            found.append(Candidate((EXIT_TASK_LOST,), frozenset(), pause.begin, _NEVER, "the launcher was paused"))
     late = [each.begin for each in job.disturbances]
     late += job.killed_agents.values()
     if None in job.plan.start_seconds or late:

@@ -171,6 +171,21 @@ def make_plan(seed: int) -> Plan:
     )
 
 
+def make_compared_plans(seed: int) -> tuple[Plan, Plan]:
+    """Return two plans without failures that differ only by a pause of the launcher or of the whole job."""
+    plan, chance = make_plan(seed), random.Random(seed + 2_000_003)
+    scripts = {
+        task: dataclasses.replace(script, returncodes=(), failure_seconds=()) for task, script in plan.scripts.items()
+    }
+    starts = tuple(seconds or 0.1 for seconds in plan.start_seconds)
+    quiet = dataclasses.replace(plan, scripts=scripts, start_seconds=starts, guests=(), faults=(), is_quiet=True)
+    at, timers_first = round(chance.uniform(0.0, 6.0), 3), chance.random() < 0.5
+    fault = Fault("job is suspended", at, 0, round(chance.uniform(1, 200), 3), timers_first)
+    if chance.random() < 0.3:
+        fault = Fault("launcher is paused", at, 0, round(chance.uniform(1, 7), 3), timers_first)
+    return quiet, dataclasses.replace(quiet, faults=(fault,))
+
+
 def _barriers(chance: random.Random, tasks: Sequence[Task]) -> tuple[BarrierPlan, ...]:
     types = sorted({task.task_type for task in tasks} & {"chief", "worker", "ps", "evaluator"})
     result = []

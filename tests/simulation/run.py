@@ -8,15 +8,47 @@ from collections.abc import Iterable
 
 from tests.simulation.invariants import CHECKS
 from tests.simulation.job import Job, Violation
-from tests.simulation.plan import make_plan
+from tests.simulation.plan import make_compared_plans, make_plan
 
 _COLLECT_EVERY = 20
+_COMPARED_EVERY = 10
+_EVENTS_OF_TIMES = (
+    "barrier",
+    "warning",
+    "first_step",
+    "exited",
+    "exited_early",
+    "terminated",
+    "disconnected",
+    "reconnected",
+)
+"""Kinds of events that depend on when a script does something, which a pause may change."""
 
 
 def run_seed(seed: int) -> tuple[list[Violation], list[Job]]:
-    """Run one seed; return the violations and its jobs."""
+    """Run one seed; return the violations and its jobs: one, or two that are compared."""
+    if seed % _COMPARED_EVERY == _COMPARED_EVERY - 1:
+        return _compare(seed)
     job = Job(make_plan(seed), CHECKS)
     return job.run(), [job]
+
+
+def _compare(seed: int) -> tuple[list[Violation], list[Job]]:
+    """Run a job without failures, with and without a pause: the pause changes nothing but the time."""
+    plans = make_compared_plans(seed)
+    jobs = [Job(plan, CHECKS) for plan in plans]
+    violations = [violation for job in jobs for violation in job.run()]
+    one, other = ((job.state.outcome, sorted(_events(job))) for job in jobs)
+    if one != other:
+        difference = [event for event in [*one[1], *other[1]] if (event in one[1]) != (event in other[1])]
+        text = f"{plans[1].faults[0]}: {one[0]}, {other[0]}, {difference}"
+        jobs[1].violate("pause_changes_nothing_but_the_time", text)
+        violations.append(jobs[1].violations[-1])
+    return violations, jobs
+
+
+def _events(job: Job) -> list[tuple[str, str]]:
+    return [(kind, task or "") for _, kind, task, _ in job.events if kind not in _EVENTS_OF_TIMES]
 
 
 def run_seeds(seeds: Iterable[int]) -> list[Violation]:

@@ -69,6 +69,11 @@ class Script:
         return f"{self.task} (rank {self.rank}, attempt {self.attempt}, start {self.start_count})"
 
     @property
+    def report_seconds(self) -> float:
+        """Seconds until the agent learns of the exit."""
+        return self.job.draw(0.0003, 0.005)
+
+    @property
     def is_guest(self) -> bool:
         return self.agent.identity.rank == GUEST_RANK
 
@@ -114,7 +119,9 @@ class Script:
         self.cause = "terminated" if self.is_terminated else cause
         job.record("script ends", self.rank, f"{self}: {returncode} ({self.cause})")
         job.on_script_end(self)
-        self.agent.at(job.world.now + job.chance.uniform(0.0003, 0.005), self._on_exit)
+        seconds = self.report_seconds
+        self.exited_at = job.world.now + (seconds if seconds > 0.1 else 0.0)
+        self.agent.at(job.world.now + seconds, self._on_exit)
         for process in self.processes[1:]:
             if not self.plan.helper_stays and not process.is_dead:
                 process.at(job.world.now + 0.01, process.end, 0, "exit")
@@ -215,6 +222,8 @@ class ScriptProcess(Process):
         if script.task.task_type == "chief" and job.plan.is_elastic:
             self.send(workers=job.initial_workers)
             self.create_task(self._use_workers())
+        if plan.helpers:
+            self.send(metrics=(("started", 1.0),))  # a process that never reports is not known to live
         for seconds in plan.helpers:
             script.fork(seconds)
         if script.number < len(plan.returncodes):
@@ -324,12 +333,13 @@ class ScriptProcess(Process):
     async def run_helper(self, seconds: float) -> None:
         """Report steps as a data loader does, and exit before, with or after the main process."""
         self.connect()
-        self.send(step=0)
+        self.send(step=0, is_helper=True)
         left = seconds
         while left > 0:
             await asyncio.sleep(min(2.0, left))
             left -= 2.0
             self.send(metrics=(("loaded", left),))
         if not self.plan.helper_stays:
+            self.send(completion="done")
             await self.exit(0)
         await asyncio.sleep(_ENDLESS)
