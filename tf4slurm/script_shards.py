@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardPosition, ShardRequest
+from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardRequest
+from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.control.shards import ShardLeases
 from tf4slurm.errors import DataShardsError
 from tf4slurm.script_api import sort_files

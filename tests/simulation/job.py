@@ -17,8 +17,9 @@ from tf4slurm.agent.rendezvous import Guest, LocalTask
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, Credentials, ServiceCredentials
-from tf4slurm.control.messages import GUEST_RANK, ShardPosition, decode_cluster
+from tf4slurm.control.messages import GUEST_RANK, decode_cluster
 from tf4slurm.control.records import Outcome, Phase
+from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, describe_end
 

@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tf4slurm.control.messages import ShardGrant, ShardPosition, ShardRequest
+from tf4slurm.control.messages import ShardGrant, ShardRequest
+from tf4slurm.control.shard_position import ShardPosition
 
 if TYPE_CHECKING:
     from tests.simulation.script import ScriptProcess

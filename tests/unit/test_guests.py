@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.test_state import LIMITS, Job
 from tf4slurm import __version__
+from tf4slurm.cluster import Task
 from tf4slurm.control.guests import _LEAVE_SECONDS
 from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, Registration, ScriptState, ShardRequest
 from tf4slurm.control.records import Phase, TaskRecord
@@ -456,3 +457,32 @@ def test_second_lost_worker_without_a_spare_ends_the_job() -> None:
     job.receiver.on_agent_exit(2, -9, job.now)
     job.receiver.on_agent_exit(3, -9, job.now)
     assert job.state.outcome is not None
+
+
+def test_workers_that_have_left_leave_the_state_of_the_job() -> None:
+    job = train()
+    for number in range(50):
+        record = join(job, f"guest-{number}")
+        assert (record.rank, record.task) == (4 + number, Task("worker", 2 + number))
+        job.send(record.rank, "running", stop_signal="SIGTERM")
+        job.send(record.rank, "terminated")
+        job.ranks = range(4)
+    tasks = job.state.tasks
+    assert (len(tasks), tasks.num_joined, tasks.num_left, len(tasks.in_order())) == (4, 50, 50, 4 + 20)
+    last = join(job, "last")
+    serve(job, last.rank)
+    cluster = job.state.cluster
+    assert cluster is not None
+    assert len(cluster.members) == 5
+    assert cluster.member(last.rank).task == Task("worker", 52)
+    workers = cluster.to_dictionary()["worker"]
+    assert (len(workers), set(workers[2:52]), workers[52]) == (53, {"0:0"}, str(last.address))
+
+
+def test_worker_that_has_left_is_not_admitted_as_another_one() -> None:
+    job = train()
+    record = join(job)
+    job.state.lose(record, "test")
+    with pytest.raises(RendezvousClosedError, match="this worker has left the job"):
+        join(job, joined_rank=record.rank)
+    assert job.state.tasks.num_joined == 1

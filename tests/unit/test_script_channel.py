@@ -181,11 +181,15 @@ import tf4slurm
 from tf4slurm.script_channel import find_script_channel
 find_script_channel().send(stop_signal="SIGTERM")
 if os.fork() == 0:
+    print("forked", flush=True)
     sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as parent:
-        own_agent.wait_for(lambda state: state.stop_signal == "SIGTERM")
-        parent.wait(10)
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "forked\n"
+        assert wait_until(lambda: any(state.stop_signal == "SIGTERM" for state in own_agent.reports), 5)
+        parent.wait(30)
         own_agent.wait_for(lambda state: state.stop_signal is None)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tf4slurm.agent.script_processes import RULES, ScriptProcesses
-from tf4slurm.control.messages import BarrierArrival, ScriptState, ShardPosition, ShardRequest
+from tf4slurm.control.messages import BarrierArrival, ScriptState, ShardRequest
+from tf4slurm.control.shard_position import ShardPosition
 
 Event = tuple[str, "dict[str, Any] | None"]
 """A message of a process, as (process, fields), or its end, as (process, None)."""

@@ -17,10 +17,10 @@ from tf4slurm.control.messages import (
     MAX_SCRIPT_BYTES,
     ScriptState,
     ShardGrant,
-    ShardPosition,
     ShardRequest,
     encode,
 )
+from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.control.shards import MAX_CAPACITY, MAX_OPEN, ShardChanges, ShardLeases, ShardProgress
 
 

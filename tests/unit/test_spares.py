@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from tests.unit.test_state import LIMITS, Job
+from tests.unit.test_state import LIMITS, TICK, Job
 from tf4slurm.cluster import Cluster, Task
-from tf4slurm.control.records import JobProgress, Phase
+from tf4slurm.control.messages import BarrierArrival, ScriptState
+from tf4slurm.control.records import JobProgress, Outcome, Phase
 from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, OptionError
 from tf4slurm.network.reachability import members_to_check
 from tf4slurm.roles import SCRIPT_TASK_TYPES
@@ -187,6 +188,77 @@ def test_loss_beside_a_broken_connection_is_handled_after_it() -> None:
     job.turn(2, sending=(0, 1, 3))  # spare/1 does not reconnect in time
     assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
     assert form_again(job, 2, 4).phase() is Phase.TRAINING
+
+
+def wait_at_barrier(job: Job, *ranks: int) -> list[str]:
+    """These tasks arrive at a barrier for all; return the errors with which they were released, "" for none."""
+    for rank in ranks:
+        script = dataclasses.replace(
+            job.state.tasks[rank].observed.script, barrier=BarrierArrival("loaded", f"token-{rank}", 30)
+        )
+        job.send(rank, "running", script=script)
+    job.turn(TICK)
+    desired = [job.desired(rank) for rank in ranks]
+    return [each.barrier_error for each in desired if each.released_barrier]
+
+
+def test_barrier_does_not_wait_for_spares() -> None:
+    assert wait_at_barrier(start(), 0, 1, 2) == ["", "", ""]
+
+
+def test_barrier_does_not_wait_for_a_task_whose_place_a_spare_has_taken() -> None:
+    job = start()
+    job.receiver.on_agent_exit(2, -9, job.now)
+    form_again(job, 2)
+    assert wait_at_barrier(job, 0, 1) == []
+    assert wait_at_barrier(job, 3) == [""]
+    assert job.desired(0).released_barrier == "token-0"
+
+
+def test_open_barrier_waits_for_the_spare_that_takes_the_place_of_a_worker() -> None:
+    job = start()
+    job.send(0, "running", script=ScriptState(workers=(0,)))
+    assert wait_at_barrier(job, 0, 1) == []
+    job.receiver.on_agent_exit(2, -9, job.now)
+    job.turn(TICK)
+    assert (job.state.attempt, job.desired(0).released_barrier) == (1, "")
+    run(job)
+    assert wait_at_barrier(job, 3) == [""]
+    assert job.desired(0).released_barrier == "token-0"
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 3, 4])
+def test_loss_of_all_tasks_ends_the_job_with_the_first_failure(last: int) -> None:
+    """The failure of the first lost task is held back while others are disconnected, until none is left."""
+    job = start()
+    for rank in job.ranks:
+        job.receiver.on_disconnect(rank, job.now)
+    for rank in (*(rank for rank in job.ranks if rank != last), last):
+        job.receiver.on_agent_exit(rank, -9, job.now)
+        job.now += 0.01
+    assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, EXIT_TASK_LOST)
+    first = 1 if last == 0 else 0
+    assert job.outcome.cause == (Task("ps", 0) if first else Task("chief", 0))
+
+
+def test_exit_of_srun_while_a_failure_is_held_back_names_the_failure() -> None:
+    job = start()
+    job.receiver.on_disconnect(4, job.now)
+    job.end_child(1, 3)
+    assert job.state.outcome is None
+    job.state.on_spawner_exit(Outcome(EXIT_TASK_LOST, "srun ended before the job did: killed by signal 9."), job.now)
+    assert (job.phase(), job.outcome.exit_code, job.outcome.cause) == (Phase.ENDED, 3, Task("ps", 0))
+
+
+def test_loss_of_ps_and_worker_at_once_is_not_mended_within_the_attempt() -> None:
+    """The loss of the ps is held back while the worker is disconnected; then the worker is lost, too."""
+    job = start()
+    job.send(0, "running", script=ScriptState(workers=(0,)))
+    job.receiver.on_disconnect(2, job.now)
+    job.receiver.on_agent_exit(1, -9, job.now)
+    job.receiver.on_agent_exit(2, -9, job.now)
+    assert (job.state.attempt, job.phase()) == (2, Phase.RENDEZVOUS)
+    assert names(job) == ["chief/0", "spare/0", "spare/1", "ps/0", "worker/0"]
 
 
 def test_node_that_failed_twice_is_not_used_again() -> None:

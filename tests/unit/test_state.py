@@ -801,6 +801,39 @@ def test_failure_waits_for_a_task_that_may_be_its_cause(reconnects: bool, exit_c
     assert (job.outcome.exit_code, job.outcome.cause) == (exit_code, Task(cause, 0))
 
 
+@pytest.mark.parametrize("age", [0.0, 0.7])
+def test_first_of_two_failures_is_the_cause_by_the_time_of_the_exit(age: float) -> None:
+    """The failure of the chief is held back while the ps is disconnected; the ps has failed before or after it."""
+    job = Job().train()
+    job.receiver.on_disconnect(1, job.now)
+    job.turn(0.4)
+    job.end_child(0, 3)
+    job.turn(0.4)
+    job.register(1)
+    job.send(1, "exited", returncode=4, exit_age_seconds=age)
+    assert (job.outcome.exit_code, job.outcome.cause) == ((4, Task("ps", 0)) if age else (3, Task("chief", 0)))
+
+
+@pytest.mark.parametrize("reports", ["with the exit", "later", "at the end"])
+def test_last_lines_of_the_cause_may_arrive_after_its_exit(reports: str) -> None:
+    job = Job().train()
+    job.end_child(0, 3, tail=("boom",) if reports == "with the exit" else ())
+    if reports == "later":
+        job.send(0, "exited", tail=("boom",))
+    job.send(0, "terminated", tail=("boom",))
+    assert (job.outcome.exit_code, job.outcome.tail) == (3, ("boom",))
+
+
+def test_ps_that_ends_after_training_is_not_the_cause_of_a_later_failure() -> None:
+    job = Job().train()
+    for rank in (0, 2, 3):
+        job.send(rank, "running", script=ScriptState(completion="done"))
+    assert job.desired(1).is_training_over
+    job.end_child(1, 0)
+    job.end_child(0, 1)
+    assert (job.outcome.exit_code, job.outcome.cause) == (1, Task("chief", 0))
+
+
 # Stop requests
 
 
@@ -1089,6 +1122,37 @@ def test_barrier_waits_for_a_worker_that_is_restarted() -> None:
     arrive(job, 2, roles=("worker", "chief"))
     assert [broke for _, broke in released(job, 0, 2, 3)] == [""] * 3
     assert released(job, 2)[0][0] == "token-2"
+
+
+def test_task_waits_at_one_barrier_only() -> None:
+    """The process that waited at the first barrier has ended; another process of the script waits at the second."""
+    job = Job("worker worker").train()
+    arrive(job, 0, name="first")
+    arrive(job, 0, name="second")
+    arrive(job, 1, name="first")
+    assert released(job, 0, 1) == [("", "")] * 2
+    arrive(job, 1, name="second")
+    assert released(job, 0, 1) == [("token-0", ""), ("token-1", "")]
+
+
+def test_pause_of_the_launcher_breaks_no_barrier() -> None:
+    job = Job("worker worker").train()
+    arrive(job, 0, seconds=20)
+    job.pause(25)
+    job.state.on_tick(job.now)
+    assert released(job, 0) == [("", "")]
+    arrive(job, 1)
+    assert released(job, 0, 1) == [("token-0", ""), ("token-1", "")]
+
+
+def test_pause_of_the_launcher_is_no_idle_job() -> None:
+    job = Job("ps worker").train()
+    for rank in job.ranks:
+        job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
+    job.turn(10, tick=1.0)
+    job.pause(100)
+    job.turn(10, tick=1.0)
+    assert not job.state.watches.warnings
 
 
 def test_name_may_be_used_again() -> None:

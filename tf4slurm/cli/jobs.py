@@ -91,7 +91,7 @@ def _describe(job: JobStatus) -> list[str]:
         left = [task for task in job.tasks if task.is_guest and task.is_gone]
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
-        lines += [f"{format_count(len(left), 'worker')} joined and left again."] if left else []
+        lines += [f"{format_count(job.workers_left, 'worker')} joined and left again."] if job.workers_left else []
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks

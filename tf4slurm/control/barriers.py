@@ -51,7 +51,8 @@ class Barriers:
     def arrive(
         self, members: Sequence[TaskRecord], record: TaskRecord, arrival: BarrierArrival, now: float
     ) -> list[BarrierEnd]:
-        """Record an arrival, which replaces an earlier one; return the barrier if it ends."""
+        """Record an arrival, which replaces an earlier one at any barrier; return the barrier if it ends."""
+        self.withdraw(record)
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
         if is_first:

@@ -208,6 +208,8 @@ class ControlClient:
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
         """Make one call and serve it until it ends; return whether this task has terminated."""
         registration = self._registration
+        if registration is not None and self.desired.rank is not None:
+            registration = dataclasses.replace(registration, joined_rank=self.desired.rank)
         if registration is None:
             registration = await asyncio.wait_for(in_thread(self._make_registration, address), connect_seconds)
         try:

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.errors import MessageError
 from tf4slurm.spec import StopSignal
 from tf4slurm.system.typed_json import from_exact_json
@@ -38,7 +39,6 @@ MAX_SCRIPT_BYTES = MAX_STATE_BYTES // 2
 MAX_POSITION_BYTES = 3 * 2**17
 """The largest encoded `ShardPosition`. A script sends it with at most 128 KiB of other fields, to restore it."""
 
-_MAX_OPEN = 1_000_000  # the shards of a position; protects the launcher's memory
 _MAX_CLUSTER_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
 _COMPRESSION_LEVEL = 6
 _MAX_DETAIL_CHARACTERS = 4_000
@@ -79,59 +79,6 @@ class BarrierArrival:
     token: str
     timeout_seconds: float
     roles: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ShardPosition:
-    """The progress of all shards: those from number `next` on were never leased.
-
-    Attributes:
-        runs: The lengths of the runs of shards from number 0, alternately done and not done. Shards after the last run,
-            and before `next`, are done.
-    """
-
-    fingerprint: str
-    next: int = 0
-    runs: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, fingerprint: str, next: int = 0, open: Iterable[int] = ()) -> ShardPosition:
-        """Return the position in which the shards `open` are not done.
-
-        Raises:
-            ValueError: The numbers do not increase, or one is not between 0 and `next`.
-        """
-        runs: list[int] = []
-        end = 0  # of the last run
-        for number in open:
-            if not end <= number < next:
-                raise ValueError(f"open has {number}: expected increasing numbers from 0 to less than {next}")
-            if runs and number == end:
-                runs[-1] += 1
-            else:
-                runs += [number - end, 1]
-            end = number + 1
-        return cls(fingerprint, next, tuple(runs))
-
-    def is_valid(self, total: int) -> bool:
-        """Return whether this is a position of `total` shards that can be restored."""
-        is_positive = all(length >= (1 if index else 0) for index, length in enumerate(self.runs))
-        num_open = sum(self.runs[1::2])
-        return is_positive and sum(self.runs) <= self.next and 0 <= self.next <= total and num_open <= _MAX_OPEN
-
-    @property
-    def num_bytes(self) -> int:
-        """The length of the encoded runs."""
-        return sum(len(str(length)) + 1 for length in self.runs)
-
-    def open(self) -> list[int]:
-        """Return the numbers of the shards that are not done."""
-        numbers: list[int] = []
-        start = 0
-        for done, count in zip(self.runs[::2], self.runs[1::2], strict=False):
-            numbers.extend(range(start + done, start + done + count))
-            start += done + count
-        return numbers
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from tf4slurm.roles import Role
 class AfterExit(enum.Enum):
     """What follows the exit of a child process."""
 
-    FINISHED = "the task has finished"
+    FINISHED = "it has finished"
     RESTART = "restarted in place"
     GO_ON = "the job goes on without it"
-    EARLY = "the others have --finish-timeout to exit; a failure after it has this task as its cause"
-    FAILURE = "the attempt has failed"
-    NOTHING = "nothing: the cluster has not formed, or the job terminates every task"
+    EARLY = "too early, unless training is over"
+    FAILURE = "the attempt fails"
+    NOTHING = "nothing"
 
 
 #   role               exit code 0                             failure
@@ -46,7 +46,8 @@ AFTER_EXIT = {
 def after_exit(role: Role, returncode: int, phase: Phase, *, is_restart_left: bool) -> AfterExit:
     """Return what follows the exit of a child with `returncode`, which is negative after a signal.
 
-    While the scripts save and stop, each child that exits has finished, whatever its exit code.
+    While the scripts save and stop, each child that exits has finished, whatever its exit code. Before training and
+    after the outcome, an exit has no consequence.
     """
     if phase is Phase.STOPPING:
         return AfterExit.FINISHED
@@ -69,9 +70,9 @@ def exit_code_after(returncode: int, killed_by: KilledBy | None) -> int:
 class AfterLoss(enum.Enum):
     """What follows the loss of a task: its agent or its host has ended, or cannot be reached."""
 
-    REFORM = "a spare takes its place in the same rendezvous"
+    REFORM = "a spare takes its place"
     REPLACE = "a spare takes its place in the same attempt"
-    FAILURE = "the attempt has failed"
+    FAILURE = "the attempt fails"
     END = "the job ends"
     GO_ON = "the job goes on without it"
 
@@ -132,7 +133,7 @@ def after_loss(
 class AfterFailure(enum.Enum):
     """What follows the failure of an attempt."""
 
-    NEXT_ATTEMPT = "another attempt"
+    NEXT_ATTEMPT = "another attempt begins"
     NO_PROGRESS = "the job ends with exit code 8"
     END = "the job ends with the exit code of the failure"
 
@@ -188,9 +189,9 @@ def completion_of(records: Iterable[TaskRecord]) -> Completion:
 class AfterStop(enum.Enum):
     """What follows a stop request."""
 
-    SAVE = "the scripts have the grace period to save and stop"
-    TERMINATE = "every task is terminated"
-    NOTHING = "nothing: the job is already asked to stop, or its outcome is known"
+    SAVE = "the scripts save and stop"
+    TERMINATE = "all tasks are terminated"
+    NOTHING = "nothing"
 
 
 #                    a grace period       none

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardPosition, ShardRequest
+from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardRequest
+from tf4slurm.control.shard_position import ShardPosition
 
 MAX_CAPACITY = 1_000
 MAX_OPEN = 32_768

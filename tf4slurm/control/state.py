@@ -155,7 +155,8 @@ class JobState:
     def _note_early_exit(self, record: TaskRecord) -> None:
         """Give the other tasks the finish timeout to end, after a ps has exited early with code 0."""
         record.is_done = True
-        if self._exited_early is None and not self.desired.shared.is_finishing:
+        shared = self.desired.shared
+        if self._exited_early is None and not (shared.is_finishing or shared.is_training_over):
             self._exited_early = record
             seconds = self.spec.finish_timeout_seconds
             self._phase_deadline = self.now + seconds

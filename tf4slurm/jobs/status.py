@@ -52,6 +52,7 @@ class JobStatus:
         run_directory: Path of its latest run directory.
         problems: Possible problems of the job, in sentences.
         shards: Progress of its data shards, by name.
+        workers_left: Number of joined workers that have left.
         warnings: Why this information may be wrong or incomplete, in sentences.
         tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
             "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
@@ -77,6 +78,7 @@ class JobStatus:
     run_directory: str | None = None
     problems: tuple[str, ...] = ()
     shards: tuple[ShardProgress, ...] = ()
+    workers_left: int = 0
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
 
@@ -252,6 +254,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         run_directory=str(runs[-1].path) if runs else None,
         problems=files.result.warnings if files.result is not None and has_ended else file.warnings,
         shards=files.result.shards if files.result is not None and has_ended else file.shards,
+        workers_left=file.workers_left,
         warnings=tuple(all_warnings),
         tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
     )

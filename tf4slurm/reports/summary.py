@@ -41,10 +41,17 @@ class Curves:
         num_samples_left_out: Number of samples that have no point on a curve.
     """
 
-    def __init__(self, samples: Iterable[Sample], num_tasks: int, num_allocated: int | None = None) -> None:
+    def __init__(
+        self,
+        samples: Iterable[Sample],
+        num_tasks: int,
+        num_allocated: int | None = None,
+        joined: Sequence[int] = (),
+    ) -> None:
         """Make the curves of these samples; those without a time or out of order are ignored.
 
-        The first `num_allocated` tasks (default: all) run in the job's allocation; later ones have joined the job.
+        The first `num_allocated` tasks (default: all) run in the job's allocation. The next ones have joined the job,
+        with the ranks `joined`. Others have no samples.
         """
         self.num_allocated = num_tasks if num_allocated is None else num_allocated
         valid: list[tuple[float, Sample]] = []
@@ -57,7 +64,8 @@ class Curves:
         self.num_samples_left_out = len(valid) - len(chosen)
 
         def columns(name: str, rows: Sequence[tuple[float, Sample]] = chosen) -> list[Values]:
-            return _columns([getattr(sample, name) for _, sample in rows], num_tasks)
+            values = [_place(getattr(sample, name), sample.joined, self.num_allocated, joined) for _, sample in rows]
+            return _columns(values, num_tasks)
 
         def rates(name: str, timeout: float = _USAGE_TIMEOUT_SECONDS) -> list[Values]:
             return [_rate(counter, self.seconds, timeout) for counter in columns(name)]
@@ -95,6 +103,16 @@ def mean(values: Sequence[float | None]) -> float | None:
 def combine(columns: Sequence[Values], function: Callable[[list[float]], float]) -> Values:
     """Apply a function to the measured values of all tasks at each time."""
     return [function(found) if (found := measured(row)) else None for row in zip(*columns, strict=True)]
+
+
+def _place(
+    values: Sequence[float | None], ranks: Sequence[int], num_allocated: int, joined: Sequence[int]
+) -> Sequence[float | None]:
+    """Return the values of a sample in the order of tasks. Its last values are those of the joined workers `ranks`."""
+    if not ranks:
+        return values
+    by_rank = dict(zip(ranks, values[len(values) - len(ranks) :], strict=False))
+    return [*values[:num_allocated], *(by_rank.get(rank) for rank in joined)]
 
 
 def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Values]:
@@ -212,8 +230,9 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def curves(self) -> Curves:
-        num_joined = sum(task.is_guest for task in self.tasks)
-        return Curves(self.run.read_lines(Sample), len(self.names), len(self.names) - num_joined)
+        joined = [task.rank for task in self.tasks if task.is_guest]
+        num_allocated = len(self.tasks) - len(joined) if joined else None
+        return Curves(self.run.read_lines(Sample), len(self.names), num_allocated, joined)
 
     @functools.cached_property
     def metrics(self) -> ReportedMetrics:

@@ -1,0 +1,130 @@
+"""The rules of a job: the tables of the documentation, and what the functions choose from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tf4slurm.control.messages import KilledBy
+from tf4slurm.control.records import Phase
+from tf4slurm.control.rules import (
+    AFTER_EXIT,
+    AFTER_LOSS,
+    AFTER_STOP,
+    AfterExit,
+    AfterFailure,
+    AfterLoss,
+    after_exit,
+    after_failure,
+    after_loss,
+    exit_code_after,
+)
+from tf4slurm.roles import JOINED_WORKER, ROLES, Role, role_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "failures.md"
+CHIEF, PS, WORKER = (role_of(name, has_chief=True) for name in ("chief", "ps", "worker"))
+SPARE, EVALUATOR = (role_of(name, has_chief=True) for name in ("spare", "evaluator"))
+
+
+def table_after(text: str) -> dict[str, list[str]]:
+    """Return the rows of the first table after a text of the page, by their first cell, without the heading."""
+    lines = PAGE.read_text().partition(text)[2].splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in lines[start:] if line.startswith("|")]
+    end = next(number for number, line in enumerate([*lines[start:], ""]) if not line.startswith("|"))
+    return {name: cells for name, *cells in rows[2:end]}
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_documented_consequences_are_the_rules(role: Role) -> None:
+    exits, losses = table_after("**A child process exits**"), table_after("**A task is lost**")
+    assert exits.keys() == losses.keys() == {each.name for each in ROLES}
+    assert exits[role.name] == [each.value for each in AFTER_EXIT[role.name]]
+    assert losses[role.name] == [", else ".join(each.value for each in cell) for cell in AFTER_LOSS[role.name]]
+
+
+def test_documented_consequences_of_a_stop_are_the_rules() -> None:
+    documented = table_after("**A stop is requested**")
+    assert documented == {phase.value: [each.value for each in cells] for phase, cells in AFTER_STOP.items()}
+    assert documented.keys() == {phase.value for phase in Phase}
+
+
+@pytest.mark.parametrize(
+    ("phase", "returncode", "is_left", "expected"),
+    [
+        (Phase.TRAINING, 0, True, AfterExit.FINISHED),
+        (Phase.TRAINING, 1, True, AfterExit.RESTART),
+        (Phase.TRAINING, -9, True, AfterExit.RESTART),
+        (Phase.TRAINING, 1, False, AfterExit.FAILURE),
+        (Phase.STOPPING, 0, True, AfterExit.FINISHED),
+        (Phase.STOPPING, 1, True, AfterExit.FINISHED),
+        (Phase.RENDEZVOUS, 1, True, AfterExit.NOTHING),
+        (Phase.CHECKING, 1, True, AfterExit.NOTHING),
+        (Phase.TERMINATING, 1, True, AfterExit.NOTHING),
+        (Phase.ENDED, 1, True, AfterExit.NOTHING),
+    ],
+)
+def test_exit_of_a_worker(phase: Phase, returncode: int, is_left: bool, expected: AfterExit) -> None:
+    assert after_exit(WORKER, returncode, phase, is_restart_left=is_left) is expected
+
+
+ALL = {"has_spares", "is_spare_free", "accepts_workers", "owns_child"}
+
+
+@pytest.mark.parametrize(
+    ("role", "phase", "missing", "expected"),
+    [
+        (CHIEF, Phase.RENDEZVOUS, (), AfterLoss.REFORM),
+        (CHIEF, Phase.RENDEZVOUS, ("is_spare_free",), AfterLoss.FAILURE),
+        (CHIEF, Phase.RENDEZVOUS, ("is_spare_free", "has_spares"), AfterLoss.END),
+        (CHIEF, Phase.TRAINING, (), AfterLoss.FAILURE),
+        (CHIEF, Phase.TRAINING, ("has_spares",), AfterLoss.END),
+        (CHIEF, Phase.STOPPING, (), AfterLoss.END),
+        (PS, Phase.CHECKING, (), AfterLoss.FAILURE),
+        (WORKER, Phase.TRAINING, (), AfterLoss.REPLACE),
+        (WORKER, Phase.TRAINING, ("accepts_workers",), AfterLoss.FAILURE),
+        (WORKER, Phase.TRAINING, ("is_spare_free",), AfterLoss.FAILURE),
+        (WORKER, Phase.TRAINING, ("is_spare_free", "has_spares"), AfterLoss.END),
+        (WORKER, Phase.TRAINING, ("owns_child",), AfterLoss.GO_ON),
+        (WORKER, Phase.STOPPING, ("owns_child",), AfterLoss.GO_ON),
+        (WORKER, Phase.CHECKING, ("owns_child", "is_spare_free", "has_spares"), AfterLoss.END),
+        (SPARE, Phase.TRAINING, (), AfterLoss.GO_ON),
+        (SPARE, Phase.CHECKING, (), AfterLoss.FAILURE),
+        (EVALUATOR, Phase.TRAINING, (), AfterLoss.FAILURE),
+        (JOINED_WORKER, Phase.RENDEZVOUS, (), AfterLoss.GO_ON),
+        (JOINED_WORKER, Phase.TRAINING, (), AfterLoss.GO_ON),
+        (CHIEF, Phase.TERMINATING, (), AfterLoss.GO_ON),
+        (CHIEF, Phase.ENDED, (), AfterLoss.GO_ON),
+    ],
+)
+def test_loss_has_the_first_possible_consequence(
+    role: Role, phase: Phase, missing: Iterable[str], expected: AfterLoss
+) -> None:
+    possible = {name: name not in missing for name in ALL}
+    assert after_loss(role, phase, **possible) is expected
+
+
+@pytest.mark.parametrize(
+    ("is_left", "is_stuck", "suffice", "expected"),
+    [
+        (True, False, True, AfterFailure.NEXT_ATTEMPT),
+        (True, False, False, AfterFailure.END),
+        (True, True, True, AfterFailure.NO_PROGRESS),
+        (True, True, False, AfterFailure.NO_PROGRESS),
+        (False, True, True, AfterFailure.END),
+        (False, False, False, AfterFailure.END),
+    ],
+)
+def test_failure_of_an_attempt(is_left: bool, is_stuck: bool, suffice: bool, expected: AfterFailure) -> None:
+    assert after_failure(is_attempt_left=is_left, is_stuck=is_stuck, spares_suffice=suffice) is expected
+
+
+@pytest.mark.parametrize(
+    ("returncode", "killed_by", "expected"),
+    [(3, None, 3), (-9, None, 137), (-9, "liveness_probe", 7), (-9, "slurmstepd", 7), (-15, "guard", 7)],
+)
+def test_exit_code_after_a_failure(returncode: int, killed_by: KilledBy | None, expected: int) -> None:
+    assert exit_code_after(returncode, killed_by) == expected
