@@ -258,7 +258,7 @@ class AgentProcess(Process):
         self.job, self.host, self.identity = job, host, identity
         self.process_ids = itertools.count(1)
         self.returncode: int | None = None
-        self.ended_at = float("inf")
+        self.begun_at, self.ended_at = job.world.now, float("inf")
         self.rendezvous = SimulatedRendezvous(job, self, identity)
         self.client = self.rendezvous.client
         self.child: SimulatedChild | None = None

@@ -234,7 +234,7 @@ def _with_shards(script: ScriptPlan, task: Task) -> ScriptPlan:
 def _faults(
     chance: random.Random, spec: JobSpec, hosts: Sequence[int], num_guests: int, *, is_local: bool
 ) -> tuple[Fault, ...]:
-    faults = [Fault("guest joins", round(chance.uniform(0.5, 6.0), 3), number) for number in range(num_guests)]
+    faults = [Fault("guest joins", round(chance.uniform(0.5, 10.0), 3), number) for number in range(num_guests)]
     for number in range(num_guests):
         if chance.random() < 0.7:
             kind = chance.choice(("guest leaves", "guest leaves", "guest is killed"))

@@ -14,6 +14,7 @@ _COLLECT_EVERY = 20
 _COMPARED_EVERY = 10
 _EVENTS_OF_TIMES = (
     "barrier",
+    "shards",
     "warning",
     "first_step",
     "exited",
@@ -38,13 +39,18 @@ def _compare(seed: int) -> tuple[list[Violation], list[Job]]:
     plans = make_compared_plans(seed)
     jobs = [Job(plan, CHECKS) for plan in plans]
     violations = [violation for job in jobs for violation in job.run()]
-    one, other = ((job.state.outcome, sorted(_events(job))) for job in jobs)
+    one, other = ((_end(job), sorted(_events(job))) for job in jobs)
     if one != other:
         difference = [event for event in [*one[1], *other[1]] if (event in one[1]) != (event in other[1])]
         text = f"{plans[1].faults[0]}: {one[0]}, {other[0]}, {difference}"
         jobs[1].violate("pause_changes_nothing_but_the_time", text)
         violations.append(jobs[1].violations[-1])
     return violations, jobs
+
+
+def _end(job: Job) -> tuple[int, str] | None:
+    outcome = job.state.outcome
+    return None if outcome is None else (outcome.exit_code, str(outcome.cause))
 
 
 def _events(job: Job) -> list[tuple[str, str]]:

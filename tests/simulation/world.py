@@ -17,6 +17,11 @@ from typing import Any, cast
 _set_running_loop: Callable[[Any], None] = asyncio._set_running_loop
 
 
+_CLOCK_SECONDS = 1e-6
+MAX_CALLBACKS = 300_000
+"""The largest number of callbacks in one run; a usual one has 1,000 to 5,000."""
+
+
 class Handle:
     """A callback of one process, now or at a time."""
 
@@ -72,8 +77,13 @@ class World:
         """Run callbacks until `stop`; return False if the time exceeds the limit or nothing is left."""
         ready, later, running = self._ready, self._later, None
         self._is_stopped = False
+        left = MAX_CALLBACKS
         try:
             while not self._is_stopped:
+                left -= 1
+                if not left:
+                    self.errors.append(f"{MAX_CALLBACKS} callbacks have run, the last in {running}")
+                    return False
                 if ready:
                     handle = ready.popleft()
                 elif later:
@@ -201,7 +211,8 @@ class Process:
         return handle
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        return self.call_at(self.world.now + delay, callback, *args)
+        least = _CLOCK_SECONDS if delay > 0 else 0.0  # so that the time advances
+        return self.call_at(self.world.now + max(delay, least), callback, *args)
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=cast(Any, self))
