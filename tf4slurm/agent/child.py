@@ -190,6 +190,7 @@ class OwnedChild(TaskProcess):
             await child.wait()
             self._is_ending = False
             self._child = None
+            self._report(killed_by="stop")
         await self._wait_for_tail()
         reports, self._reports = self._reports, None
         if reports is not None:

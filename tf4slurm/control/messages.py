@@ -45,8 +45,8 @@ _MAX_DETAIL_CHARACTERS = 4_000
 
 TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "terminated"]
 KilledBy = Literal["liveness_probe", "guard", "slurmstepd", "stop"]
-"""The part of tf4slurm that ended a child or its agent: the liveness probe, the loss of the agent's guard, the loss of
-its slurmstepd, or a stop request whose grace period was over."""
+"""What ended a child or its agent: the liveness probe, the loss of the agent's guard or slurmstepd, or the end of the
+job or of the attempt."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class TaskStatus:
         starts: Number of starts of its child process in this attempt.
         returncode: Exit code of the last child process, or minus the signal that killed it.
         killed_by: What ended the child process or its agent: "liveness_probe", "guard" (the process above the agent was
-            killed), "slurmstepd" (it was killed) or "stop" (the grace period was over); null if it ended by itself.
+            killed), "slurmstepd" (it was killed) or "stop" (the job or the attempt ended); null if it ended by itself.
         detail: Details of the state, in words.
         is_gone: Whether the task's agent has exited or is lost.
         heartbeat_age_seconds: Seconds since the last heartbeat of its agent.
