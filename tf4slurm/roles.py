@@ -15,7 +15,7 @@ class Role:
         name: The role in the tables of rules: the task type, or "leading worker", "joined worker", "data server".
         runs_script: The child runs the user's command.
         trains: The task takes part in training, and needs the ps for it.
-        is_waited_for: The job is done only when every task of this role has exited with 0.
+        is_waited_for: The job is done only when every task of this role has finished, or is given up.
         is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         is_server: The task only serves other tasks, and may exit when they no longer need it.
         is_in_cluster: The task has an entry in TensorFlow's cluster spec.

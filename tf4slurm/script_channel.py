@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
+from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardRequest, decode, encode
 from tf4slurm.control.script_reports import ScriptReport, merge_reports, merge_to_limit
 from tf4slurm.errors import DataShardsError, RendezvousConnectionError
@@ -169,15 +170,19 @@ class ScriptChannel:
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
         """Wait until the condition on `desired` is true; return whether it became true before the timeout.
 
+        Time in which this process or its job was suspended does not count.
+
         Raises:
             RendezvousConnectionError: The agent has exited.
         """
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        clock = JobClock(2 * _WAKE_SECONDS)
+        clock.start()
+        deadline = math.inf if timeout_seconds is None else clock.now() + timeout_seconds
         with self._changed:
             while not condition():
                 if not self.is_open:
                     raise RendezvousConnectionError("The agent of this process has exited.")
-                left = deadline - time.monotonic()
+                left = deadline - clock.now()
                 if left <= 0:
                     return False
                 # a signal that arrives just before this thread sleeps is handled only when the thread wakes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.control.messages import KilledBy
+from tf4slurm.control.messages import DesiredState, KilledBy
 from tf4slurm.control.records import Phase
 from tf4slurm.control.rules import (
     AFTER_EXIT,
@@ -68,29 +68,60 @@ def test_documented_consequences_of_a_stop_are_the_rules() -> None:
     ],
 )
 def test_exit_of_a_worker(phase: Phase, returncode: int, is_left: bool, expected: AfterExit) -> None:
-    assert after_exit(WORKER, returncode, phase, is_restart_left=is_left) is expected
+    assert after_exit(WORKER, returncode, phase, is_restart_left=is_left, shared=DesiredState()) is expected
 
 
-ALL = {"has_spares", "is_spare_free", "accepts_workers", "owns_child"}
+@pytest.mark.parametrize(
+    ("returncode", "is_training_over", "is_finishing", "expected"),
+    [
+        (0, False, False, AfterExit.EARLY),
+        (0, True, False, AfterExit.FINISHED),
+        (0, True, True, AfterExit.FINISHED),
+        (1, False, False, AfterExit.FAILURE),
+        (1, True, False, AfterExit.FAILURE),
+        (1, True, True, AfterExit.GO_ON),
+    ],
+)
+def test_exit_of_a_ps(returncode: int, is_training_over: bool, is_finishing: bool, expected: AfterExit) -> None:
+    found = after_exit(
+        PS,
+        returncode,
+        Phase.TRAINING,
+        is_restart_left=True,
+        shared=DesiredState(is_training_over=is_training_over, is_finishing=is_finishing),
+    )
+    assert found is expected
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.STOPPING])
+@pytest.mark.parametrize("fact", ["is_done", "is_finishing"])
+def test_loss_that_disturbs_nothing_has_no_consequence(phase: Phase, fact: str) -> None:
+    shared = DesiredState(is_finishing=fact == "is_finishing")
+    found = after_loss(WORKER, phase, **dict.fromkeys(ALL, True), is_done=fact == "is_done", shared=shared)
+    assert found is AfterLoss.GO_ON
+
+
+ALL = {"has_spares", "spares_suffice", "accepts_workers", "owns_child"}
 
 
 @pytest.mark.parametrize(
     ("role", "phase", "missing", "expected"),
     [
-        (CHIEF, Phase.RENDEZVOUS, (), AfterLoss.REFORM),
-        (CHIEF, Phase.RENDEZVOUS, ("is_spare_free",), AfterLoss.FAILURE),
-        (CHIEF, Phase.RENDEZVOUS, ("is_spare_free", "has_spares"), AfterLoss.END),
+        (CHIEF, Phase.RENDEZVOUS, (), AfterLoss.REPLACE_BEFORE_TRAINING),
+        (CHIEF, Phase.RENDEZVOUS, ("spares_suffice",), AfterLoss.FAILURE),
+        (CHIEF, Phase.RENDEZVOUS, ("spares_suffice", "has_spares"), AfterLoss.END),
         (CHIEF, Phase.TRAINING, (), AfterLoss.FAILURE),
         (CHIEF, Phase.TRAINING, ("has_spares",), AfterLoss.END),
         (CHIEF, Phase.STOPPING, (), AfterLoss.END),
         (PS, Phase.CHECKING, (), AfterLoss.FAILURE),
-        (WORKER, Phase.TRAINING, (), AfterLoss.REPLACE),
+        (WORKER, Phase.TRAINING, (), AfterLoss.REPLACE_IN_TRAINING),
         (WORKER, Phase.TRAINING, ("accepts_workers",), AfterLoss.FAILURE),
-        (WORKER, Phase.TRAINING, ("is_spare_free",), AfterLoss.FAILURE),
-        (WORKER, Phase.TRAINING, ("is_spare_free", "has_spares"), AfterLoss.END),
+        (WORKER, Phase.TRAINING, ("spares_suffice",), AfterLoss.FAILURE),
+        (WORKER, Phase.TRAINING, ("spares_suffice", "has_spares"), AfterLoss.END),
         (WORKER, Phase.TRAINING, ("owns_child",), AfterLoss.GO_ON),
         (WORKER, Phase.STOPPING, ("owns_child",), AfterLoss.GO_ON),
-        (WORKER, Phase.CHECKING, ("owns_child", "is_spare_free", "has_spares"), AfterLoss.END),
+        (WORKER, Phase.CHECKING, ("owns_child", "spares_suffice", "has_spares"), AfterLoss.END),
+        (SPARE, Phase.RENDEZVOUS, (), AfterLoss.FORM_WITHOUT),
         (SPARE, Phase.TRAINING, (), AfterLoss.GO_ON),
         (SPARE, Phase.CHECKING, (), AfterLoss.FAILURE),
         (EVALUATOR, Phase.TRAINING, (), AfterLoss.FAILURE),
@@ -104,7 +135,7 @@ def test_loss_has_the_first_possible_consequence(
     role: Role, phase: Phase, missing: Iterable[str], expected: AfterLoss
 ) -> None:
     possible = {name: name not in missing for name in ALL}
-    assert after_loss(role, phase, **possible) is expected
+    assert after_loss(role, phase, **possible, is_done=False, shared=DesiredState()) is expected
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,15 @@ import asyncio
 import dataclasses
 import os
 import reprlib
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -435,3 +438,30 @@ def test_signal_is_sent_at_exit(end: str, sent: str, code: int) -> None:
     result = subprocess.run([sys.executable, "-c", SCRIPT + end], capture_output=True, text=True, timeout=30)
     assert (result.stdout, result.returncode) == (sent, code)
     assert ("KeyError" in result.stderr) == (end == "raise KeyError")
+
+
+_WAITING_SCRIPT = """
+import os, signal, threading, time
+from tf4slurm import script_channel
+script_channel._WAKE_SECONDS = 0.1
+channel = script_channel.find_script_channel()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+started = time.monotonic()
+channel.wait_until(lambda: False, 1.0)
+print(time.monotonic() - started)
+"""
+
+
+def test_suspended_script_waits_on(own_agent: Agent) -> None:
+    """The script waits for 1 s, in which it is stopped for 1.5 s."""
+    script = subprocess.Popen([sys.executable, "-c", _WAITING_SCRIPT], stdout=subprocess.PIPE, text=True)
+    assert script.stdout is not None
+    try:
+        stat = Path(f"/proc/{script.pid}/stat")
+        assert wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), 10)
+        time.sleep(1.5)  # the length of the pause
+        script.send_signal(signal.SIGCONT)
+        assert float(script.stdout.readline()) > 2.2
+    finally:
+        script.kill()
+        script.communicate()

@@ -261,6 +261,25 @@ def test_loss_of_ps_and_worker_at_once_is_not_mended_within_the_attempt() -> Non
     assert names(job) == ["chief/0", "spare/0", "spare/1", "ps/0", "worker/0"]
 
 
+def test_start_timeout_while_a_failure_is_held_back_names_the_failure() -> None:
+    job = Job(ROLES, SPARES).register_tasks()
+    for rank in (0, 1, 2, 4):
+        job.send(rank, "ready")
+    job.turn(LIMITS.start_timeout_seconds - 1)
+    job.receiver.on_disconnect(4, job.now)
+    job.receiver.on_agent_exit(3, -9, job.now)
+    job.turn(1.2, sending=(0, 1, 2))
+    assert (job.outcome.exit_code, job.outcome.cause) == (EXIT_TASK_LOST, Task("spare", 0))
+
+
+def test_worker_that_has_finished_is_not_replaced() -> None:
+    job = start()
+    job.send(0, "running", script=ScriptState(workers=(0,)))
+    job.end_child(2, 0)
+    job.receiver.on_agent_exit(2, -9, job.now)
+    assert (job.phase(), job.state.attempt, job.texts("replaced")) == (Phase.TRAINING, 1, [])
+
+
 def test_node_that_failed_twice_is_not_used_again() -> None:
     job = start()
     for attempt in (1, 2):

@@ -681,6 +681,16 @@ def test_loss_of_a_task_whose_agent_does_not_own_its_child_ends_no_job() -> None
     assert job.phase() is Phase.ENDED
 
 
+@pytest.mark.parametrize("num_ready", [0, 2])
+def test_script_of_plain_srun_that_ends_before_the_cluster_has_formed_ends_the_job(num_ready: int) -> None:
+    job = Job("ps worker worker", owns_child=False)
+    job.register_tasks(*([0, 1, 2] if num_ready else [0, 1]))
+    for rank in range(num_ready):
+        job.send(rank, "ready")
+    job.send(1, "terminated")
+    assert (job.outcome.exit_code, job.outcome.cause) == (7, Task("worker", 0))
+
+
 # Attempts
 
 
@@ -922,6 +932,51 @@ def test_worker_that_waits_for_its_restart_at_a_stop_is_not_done() -> None:
     job.end_child(2, 1)
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
     assert not job.state.tasks[2].is_done
+
+
+def test_ps_that_has_ended_after_training_does_not_end_the_grace_period() -> None:
+    """The chief has signalled completion, and exports its model; the ps has ended as it should."""
+    job = Job(limits=GRACEFUL).train()
+    for rank in (0, 2, 3):
+        job.send(rank, "running", script=ScriptState(completion="done"))
+    job.end_child(1, 0)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
+    assert job.phase() is Phase.STOPPING
+    job.end_child(0, 0)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
+
+
+# When only evaluators are not done
+
+
+@pytest.mark.parametrize("event", ["ps fails", "worker fails", "ps is lost", "chief is lost", "worker is lost"])
+def test_failure_after_training_does_not_repeat_it(event: str) -> None:
+    job = Job("chief ps worker evaluator", dataclasses.replace(TWO_ATTEMPTS, max_worker_restarts=0)).train()
+    job.end_child(0, 0)
+    rank = ("chief", "ps", "worker").index(event.split(maxsplit=1)[0])
+    if event.endswith("lost"):
+        job.receiver.on_agent_exit(rank, -9, job.now)
+    else:
+        job.end_child(rank, 1)
+    assert (job.phase(), job.state.attempt, job.state.outcome) == (Phase.TRAINING, 1, None)
+    job.end_child(3, 0)
+    assert job.outcome.is_success
+
+
+def test_job_completes_when_the_host_of_its_last_evaluator_is_lost() -> None:
+    job = Job("chief ps worker evaluator").train()
+    job.end_child(0, 0)
+    job.receiver.on_agent_exit(3, -9, job.now)
+    assert job.outcome.exit_code == 0
+    assert job.outcome.reason == "Training is done: all but evaluator/0 on n3 exited with code 0."
+
+
+@pytest.mark.parametrize(("rank", "roles"), [(2, FULL), (3, "chief ps worker evaluator")])
+def test_loss_of_a_task_that_has_finished_has_no_consequence(rank: int, roles: str) -> None:
+    job = Job(roles).train()
+    job.end_child(rank, 0)
+    job.receiver.on_agent_exit(rank, -9, job.now)
+    assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
 
 
 # Jobs in which no task opens a TensorFlow server

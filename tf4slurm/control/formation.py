@@ -36,7 +36,7 @@ def not_formed(tasks: TaskTable, attempt: int, spec: JobSpec) -> Outcome:
     """Return the outcome of a job whose cluster did not form within the start timeout."""
     present = tasks.present_members
     missing = [record for record in present if record.attempt != attempt]
-    late = missing or [record for record in present if record.observed.state != "ready"]
+    late = missing or [record for record in present if record.observed.state != "ready"] or list(tasks.members)
     what = "did not register" if missing else "did not check the addresses of other tasks"
     return Outcome(
         EXIT_NOT_FORMED,

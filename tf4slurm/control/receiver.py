@@ -55,7 +55,7 @@ class Receiver:
             answer: TaskRecord | Refusal | None = admit_member(registration, self._tasks)
         else:
             answer = admit_guest(
-                registration, self._tasks, is_ending=state.is_ending, workers_error=self._tasks.workers_error
+                registration, self._tasks, is_ending=state.phase.is_ending, workers_error=self._tasks.workers_error
             )
         if answer is None:
             answer = self._tasks.add_guest()
@@ -154,7 +154,7 @@ class Receiver:
         """Handle a reachability check that has failed."""
         state, detail = self._state, record.observed.detail
         if record.role.is_guest:
-            state.scripts.apply(state.scripts.guests.dismiss(record, f"{detail}", EXIT_NOT_FORMED))
+            state.scripts.apply(state.scripts.guests.dismiss(record, detail or "", EXIT_NOT_FORMED))
         else:
             reason = f"{detail}. {record} checked it. Look at the network, or choose another with --interface."
             state.decide(Outcome(EXIT_NOT_FORMED, reason, record.task))

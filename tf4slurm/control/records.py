@@ -26,10 +26,15 @@ class Phase(enum.Enum):
     TERMINATING = "terminating"  # the outcome is known, and every task must terminate
     ENDED = "ended"
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the job was asked to stop, or its outcome is known."""
+        return self in (Phase.STOPPING, Phase.TERMINATING, Phase.ENDED)
+
 
 @dataclass
 class TaskRecord:
-    """The control service's record of one task. Only `JobState` and `TaskTable` change it. Times are job times.
+    """The control service's record of one task. Times are job times.
 
     Attributes:
         is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
@@ -37,7 +42,7 @@ class TaskRecord:
         attempt: The last attempt for which the task has sent an address; 0 before the task has registered.
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
-        is_done: The child has ended and is not started again in this attempt.
+        is_done: The child has ended and is not started again in this attempt. Not set when the attempt fails.
         last_heartbeat_at: Time of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.

@@ -1,7 +1,8 @@
 """The rules of a job as tables: what follows the exit, the loss or the failure of a task, and a stop request.
 
 The functions are pure: `JobState` calls them and acts on the answers. docs/concepts/failures.md has the same tables; a
-test compares them.
+test compares them. Failures before the cluster has formed (an invalid task, an unreachable address, the start timeout)
+end the job directly.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from tf4slurm.control.messages import KilledBy
+from tf4slurm.control.messages import DesiredState, KilledBy
 from tf4slurm.control.records import Failure, Outcome, Phase, TaskRecord
 from tf4slurm.errors import EXIT_TASK_LOST, exit_code_of
 from tf4slurm.roles import Role
@@ -23,7 +24,7 @@ class AfterExit(enum.Enum):
     FINISHED = "it has finished"
     RESTART = "restarted in place"
     GO_ON = "the job goes on without it"
-    EARLY = "too early, unless training is over"
+    EARLY = "the others have --finish-timeout to exit"
     FAILURE = "the attempt fails"
     NOTHING = "nothing"
 
@@ -43,11 +44,26 @@ AFTER_EXIT = {
 """What follows an exit during training, by `Role.name`. A spare has no child."""
 
 
-def after_exit(role: Role, returncode: int, phase: Phase, *, is_restart_left: bool) -> AfterExit:
-    """Return what follows the exit of a child with `returncode`, which is negative after a signal.
+def after_exit(
+    role: Role,
+    returncode: int,
+    phase: Phase,
+    *,
+    is_restart_left: bool,
+    shared: DesiredState,
+) -> AfterExit:
+    """Return what follows the exit of a child.
 
     While the scripts save and stop, each child that exits has finished, whatever its exit code. Before training and
     after the outcome, an exit has no consequence.
+
+    Args:
+        role: The role of the task.
+        returncode: The exit code, or minus the number of a signal.
+        phase: The phase of the job.
+        is_restart_left: --max-worker-restarts allows another restart of the task.
+        shared: The desired state of all tasks: when training is over, a ps may exit; when only evaluators are not done
+            (`is_finishing`), no failure repeats the training.
     """
     if phase is Phase.STOPPING:
         return AfterExit.FINISHED
@@ -55,8 +71,12 @@ def after_exit(role: Role, returncode: int, phase: Phase, *, is_restart_left: bo
         return AfterExit.NOTHING
     success_left, success_none, failure_left, failure_none = AFTER_EXIT[role.name]
     if returncode == 0:
-        return success_left if is_restart_left else success_none
-    return failure_left if is_restart_left else failure_none
+        consequence = success_left if is_restart_left else success_none
+    else:
+        consequence = failure_left if is_restart_left else failure_none
+    if consequence is AfterExit.EARLY and (shared.is_training_over or shared.is_finishing):
+        return AfterExit.FINISHED
+    return AfterExit.GO_ON if consequence is AfterExit.FAILURE and shared.is_finishing else consequence
 
 
 def exit_code_after(returncode: int, killed_by: KilledBy | None) -> int:
@@ -70,29 +90,31 @@ def exit_code_after(returncode: int, killed_by: KilledBy | None) -> int:
 class AfterLoss(enum.Enum):
     """What follows the loss of a task: its agent or its host has ended, or cannot be reached."""
 
-    REFORM = "a spare takes its place"
-    REPLACE = "a spare takes its place in the same attempt"
+    REPLACE_BEFORE_TRAINING = "a spare takes its place"
+    REPLACE_IN_TRAINING = "a spare takes its place in the same attempt"
+    FORM_WITHOUT = "the cluster forms without it"
     FAILURE = "the attempt fails"
-    END = "the job ends"
+    END = "the job ends with exit code 7"
     GO_ON = "the job goes on without it"
 
 
-_REFORM = (AfterLoss.REFORM, AfterLoss.FAILURE, AfterLoss.END)
-_REPLACE = (AfterLoss.REPLACE, AfterLoss.FAILURE, AfterLoss.END)
+_FORM = (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FAILURE, AfterLoss.END)
+_REPLACE = (AfterLoss.REPLACE_IN_TRAINING, AfterLoss.FAILURE, AfterLoss.END)
+_WITHOUT = (AfterLoss.FORM_WITHOUT,)
 _FAIL = (AfterLoss.FAILURE, AfterLoss.END)
 _END = (AfterLoss.END,)
 _GO_ON = (AfterLoss.GO_ON,)
 
 #   role               rendezvous  checking  training   stopping
 AFTER_LOSS = {
-    "chief":          (_REFORM,    _FAIL,    _FAIL,     _END),
-    "leading worker": (_REFORM,    _FAIL,    _FAIL,     _END),
-    "worker":         (_REFORM,    _FAIL,    _REPLACE,  _END),
+    "chief":          (_FORM,      _FAIL,    _FAIL,     _END),
+    "leading worker": (_FORM,      _FAIL,    _FAIL,     _END),
+    "worker":         (_FORM,      _FAIL,    _REPLACE,  _END),
     "joined worker":  (_GO_ON,     _GO_ON,   _GO_ON,    _GO_ON),
-    "evaluator":      (_REFORM,    _FAIL,    _FAIL,     _END),
-    "ps":             (_REFORM,    _FAIL,    _FAIL,     _END),
-    "data server":    (_REFORM,    _FAIL,    _FAIL,     _END),
-    "spare":          (_REFORM,    _FAIL,    _GO_ON,    _GO_ON),
+    "evaluator":      (_FORM,      _FAIL,    _FAIL,     _END),
+    "ps":             (_FORM,      _FAIL,    _FAIL,     _END),
+    "data server":    (_FORM,      _FAIL,    _FAIL,     _END),
+    "spare":          (_WITHOUT,   _FAIL,    _GO_ON,    _GO_ON),
 }  # fmt: skip
 """What follows a loss, by `Role.name` and phase. The first possible one of each cell applies; see `after_loss`."""
 
@@ -100,7 +122,15 @@ _LOSS_PHASES = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING, Phase.STOPPING
 
 
 def after_loss(
-    role: Role, phase: Phase, *, has_spares: bool, is_spare_free: bool, accepts_workers: bool, owns_child: bool
+    role: Role,
+    phase: Phase,
+    *,
+    has_spares: bool,
+    spares_suffice: bool,
+    accepts_workers: bool,
+    owns_child: bool,
+    is_done: bool,
+    shared: DesiredState,
 ) -> AfterLoss:
     """Return what follows the loss of a task.
 
@@ -108,18 +138,22 @@ def after_loss(
         role: The role of the lost task.
         phase: The phase of the job.
         has_spares: The job was started with --spares. Without, no further attempt could have all tasks.
-        is_spare_free: A spare can take the place of each lost task, and no failure is held back.
+        spares_suffice: There are enough spares for all lost tasks, and no earlier failure is held until a disconnected
+            task has reconnected.
         accepts_workers: The chief's script can use another process in place of a worker.
-        owns_child: The agent has started the child. After the cluster has formed, the loss of a sidecar is no failure,
-            because Slurm has started the script and reports its exit.
+        owns_child: The agent has started the child; False for a sidecar beside a plain srun script. Its loss during
+            training has no consequence, because Slurm reports the exit of the script.
+        is_done: The child has ended, and is not started again in this attempt.
+        shared: See `after_exit`.
     """
-    if phase not in _LOSS_PHASES:
+    if phase not in _LOSS_PHASES or is_done or shared.is_finishing:
         return AfterLoss.GO_ON
     if not owns_child and phase in (Phase.TRAINING, Phase.STOPPING):
         return AfterLoss.GO_ON
     is_possible = {
-        AfterLoss.REFORM: is_spare_free,
-        AfterLoss.REPLACE: is_spare_free and accepts_workers,
+        AfterLoss.REPLACE_BEFORE_TRAINING: spares_suffice,
+        AfterLoss.REPLACE_IN_TRAINING: spares_suffice and accepts_workers,
+        AfterLoss.FORM_WITHOUT: True,
         AfterLoss.FAILURE: has_spares,
         AfterLoss.END: True,
         AfterLoss.GO_ON: True,
@@ -154,7 +188,7 @@ def after_failure(*, is_attempt_left: bool, is_stuck: bool, spares_suffice: bool
 
 
 def first_failure(one: Failure | None, other: Failure) -> Failure:
-    """Return the earlier one of two failures, by the times of the exits or losses; `one` at the same time."""
+    """Return the failure with the earlier time of exit or loss; at equal times `one`."""
     return one if one is not None and one.at <= other.at else other
 
 
@@ -207,11 +241,12 @@ AFTER_STOP = {
 
 
 def is_stop_over(records: Iterable[TaskRecord]) -> bool:
-    """Whether the grace period can end: all tasks that the job waits for have saved or exited, or a ps has exited.
+    """Whether the grace period can end: all tasks that the job waits for have saved or exited.
 
-    Without a ps the other tasks can no longer save. Evaluators are not awaited.
+    It can also end if a ps has exited that others need, because these can no longer save. Evaluators are not awaited.
     """
     records = list(records)
     waited = [record for record in records if record.role.is_waited_for and not record.role.is_wait_bounded]
-    has_lost_ps = any(record.is_done for record in records if record.role.name == "ps")
-    return has_lost_ps or all(record.is_done or record.observed.script.has_saved for record in waited)
+    has_ended_ps = any(record.is_done for record in records if record.role.name == "ps")
+    is_needed = any(record.needs_others for record in records)
+    return (has_ended_ps and is_needed) or all(r.is_done or r.observed.script.has_saved for r in waited)

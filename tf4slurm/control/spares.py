@@ -40,12 +40,14 @@ class NodeFailures:
 def plan_replacements(
     tasks: TaskTable, excluded: Sequence[str], *, only_lost: bool = False
 ) -> list[Replacement] | None:
-    """Return which spares replace the lost tasks, then tasks on the `excluded` nodes, unless `only_lost`.
+    """Return which spares replace the lost tasks, then tasks on the `excluded` nodes.
+
+    With `only_lost`, for the present attempt, neither tasks on these nodes nor lost tasks that are done are replaced.
 
     Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later; those on excluded
     nodes come last. The result is None if the spares do not suffice for the lost tasks.
     """
-    lost = tasks.lost_members
+    lost = [record for record in tasks.lost_members if not (only_lost and record.is_done)]
     unwanted = {record.node for record in lost}
     spares = sorted(
         (record for record in tasks.present_members if record.role.is_spare),

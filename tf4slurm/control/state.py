@@ -1,4 +1,4 @@
-"""The state of a job: it applies the rules (`rules.py`) to events, and decides how the job ends. Pure.
+"""The state of a job: it applies the rules (`rules.py`) to events, and decides how the job ends.
 
 Its inputs are events and their job times (`clock.py`); its outputs are the desired states of tasks and the outcome of
 the job. It never waits, sends or reads a clock. `receiver.py` reports what tasks send, the launcher stop requests.
@@ -25,7 +25,6 @@ from tf4slurm.spec import JobSpec
 
 _NEVER = float("inf")
 _GUEST_SECONDS = 2.0  # for guests to terminate after all other tasks have
-_BEFORE_END = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING)
 
 
 class JobState:
@@ -36,7 +35,7 @@ class JobState:
         tasks: All tasks.
         scripts: What the scripts ask of the launcher: barriers, data shards, joined workers.
         desired: The desired states of the tasks.
-        watches: What notices that the job does not train.
+        watches: Checks for missing steps, servers and computing.
         cluster: The cluster of this attempt; None until it has formed.
         outcome: How the job ends; None until that is known.
     """
@@ -70,11 +69,6 @@ class JobState:
     def postpone_start(self, until: float) -> None:
         """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
         self._phase_deadline = until + self.spec.start_timeout_seconds
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether the job was asked to stop, or its outcome is known."""
-        return self.outcome is not None or self._stop is not None
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
@@ -111,8 +105,8 @@ class JobState:
         if record.role.is_guest and self.phase is Phase.TRAINING:
             self.desired.start(record.rank, 1)
         elif self.phase is Phase.CHECKING and self.tasks.are_all_ready:
-            for member in self.tasks.members:
-                self.desired.start(member.rank, 0 if member.role.is_spare else 1)
+            for member in self.tasks.find_unstarted():
+                self.desired.start(member.rank, 1)
             self._phase_deadline = _NEVER
             self.watches.servers.note_start(self.now)
             self.scripts.guests.begin_training(self.now)
@@ -135,7 +129,10 @@ class JobState:
         why = observed.detail or describe_end(returncode)
         self.emit("exited", record, why, returncode=returncode)
         is_restart_left = record.desired_start_count <= self.spec.max_worker_restarts
-        consequence = rules.after_exit(record.role, returncode, self.phase, is_restart_left=is_restart_left)
+        shared = self.desired.shared
+        consequence = rules.after_exit(
+            record.role, returncode, self.phase, is_restart_left=is_restart_left, shared=shared
+        )
         if consequence is AfterExit.RESTART:
             number, most = record.desired_start_count, self.spec.max_worker_restarts
             self.desired.start(record.rank, record.desired_start_count + 1)
@@ -144,7 +141,12 @@ class JobState:
             exit_code = rules.exit_code_after(returncode, observed.killed_by)
             self._fail(Failure(Outcome(exit_code, f"{record} {why}.", record.task), record.ended_at, record))
         elif consequence is AfterExit.EARLY:
-            self._note_early_exit(record)
+            record.is_done = True
+            if self._exited_early is None:
+                self._exited_early, seconds = record, self.spec.finish_timeout_seconds
+                self._phase_deadline = self.now + seconds
+                text = f"exited before the job was done; the others have {seconds:g} s to end"
+                self.emit("exited_early", record, text)
         elif consequence is not AfterExit.NOTHING:
             record.is_done = True
             if consequence is AfterExit.GO_ON:
@@ -152,20 +154,10 @@ class JobState:
             self._complete_if_done()
             self.end_stop_if_saved()
 
-    def _note_early_exit(self, record: TaskRecord) -> None:
-        """Give the other tasks the finish timeout to end, after a ps has exited early with code 0."""
-        record.is_done = True
-        shared = self.desired.shared
-        if self._exited_early is None and not (shared.is_finishing or shared.is_training_over):
-            self._exited_early = record
-            seconds = self.spec.finish_timeout_seconds
-            self._phase_deadline = self.now + seconds
-            self.emit("exited_early", record, f"exited before the job was done; the others have {seconds:g} s to end")
-
     def on_terminated(self, record: TaskRecord) -> None:
         """Handle the end of an agent that the job has asked to terminate, or that terminates by itself."""
         is_asked = self.outcome is not None or bool(self.scripts.guests.dismissal_of(record.rank)[0])
-        if record.owns_child and not is_asked:
+        if not is_asked and (record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING)):
             self.lose(record, record.observed.detail or "its agent terminated by itself")
         else:
             self.mark_gone(record)
@@ -197,22 +189,31 @@ class JobState:
             record.role,
             self.phase,
             has_spares=bool(self.spec.spares),
-            is_spare_free=self._held_failure is None and plan_replacements(self.tasks, ()) is not None,
+            spares_suffice=self._held_failure is None and plan_replacements(self.tasks, (), only_lost=True) is not None,
             accepts_workers=self.tasks.accepts_workers,
             owns_child=record.owns_child,
+            is_done=record.is_done,
+            shared=self.desired.shared,
         )
-        if consequence is AfterLoss.REFORM:
+        if consequence in (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FORM_WITHOUT):
             self._replace()
             self._form_cluster_if_registered()
-        elif consequence is AfterLoss.REPLACE:
+        elif consequence is AfterLoss.REPLACE_IN_TRAINING:
             self._replace(only_lost=True)
-            self._start_replacement()
+            self.cluster = self.tasks.to_cluster()
+            for each in self.tasks.find_unstarted():
+                self.desired.start(each.rank, 1)
+            self.scripts.guests.note_replacement()
+            self.update_guests()
         elif consequence is AfterLoss.FAILURE:
             self._fail(Failure(outcome, self.now, record))
         elif consequence is AfterLoss.END:
             self.decide(outcome)
         elif record.role.is_guest:
             self.update_guests()
+        elif self.desired.shared.is_finishing:
+            record.is_done = True
+            self._complete_if_done()
         self.scripts.note_end_of_training()
         self._end_if_all_gone()
 
@@ -222,22 +223,13 @@ class JobState:
             self.emit("replaced", spare, f"takes the place of {record}")
             self.tasks.exchange(record, spare)
 
-    def _start_replacement(self) -> None:
-        """Start the child of the spare that has just become a worker."""
-        self.cluster = self.tasks.to_cluster()
-        for record in self.tasks.present_members:
-            if not (record.role.is_spare or record.desired_start_count):
-                self.desired.start(record.rank, 1)
-        self.scripts.guests.note_replacement()
-        self.update_guests()
-
     def _fail(self, failure: Failure) -> None:
         """Begin a new attempt after a failure; if no attempt is left, end the job.
 
         A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost. Of
         several failures the earliest one counts.
         """
-        if self.phase not in _BEFORE_END:
+        if self.phase.is_ending or self.desired.shared.is_finishing:
             return
         self._held_failure = failure = rules.first_failure(self._held_failure, failure)
         if self.tasks.is_disconnected:
@@ -285,7 +277,7 @@ class JobState:
         if consequence is AfterStop.TERMINATE:
             self.decide(self._stop)
             return
-        self.tasks.end_restarts()
+        self.tasks.mark_exited_as_done()
         self._phase_deadline = now + seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {seconds:g} s to save and stop")
         self.end_stop_if_saved()
@@ -318,10 +310,18 @@ class JobState:
 
     def _on_phase_deadline(self) -> None:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
-            self.decide(not_formed(self.tasks, self.attempt, self.spec))
+            held = self._held_failure
+            outcome = rules.outcome_after(held, None) if held else not_formed(self.tasks, self.attempt, self.spec)
+            self.decide(outcome)
         elif self.phase is Phase.TRAINING:
             self._phase_deadline = _NEVER
-            self._on_finish_timeout([r for r in self.tasks.members if r.role.is_waited_for and not r.is_done])
+            late = [record for record in self.tasks.members if record.role.is_waited_for and not record.is_done]
+            seconds = self.spec.finish_timeout_seconds
+            if self._exited_early is None:
+                self._complete(f"all but {format_tasks(late)}, waited for {seconds:g} s")
+            else:
+                text = f"{format_tasks(late)} did not end within {seconds:g} s."
+                self._fail(Failure(Outcome(EXIT_TASK_LOST, text, late[0].task), self.now, late[0]))
         elif self.phase is Phase.STOPPING and self._stop is not None:
             text = f"the grace period of {self.spec.grace_period_seconds:g} s is over"
             self.emit("grace_period_over", None, text)
@@ -331,14 +331,6 @@ class JobState:
             self.emit("not_terminated", None, f"{format_tasks(late)} did not terminate in time")
             self.phase = Phase.ENDED
 
-    def _on_finish_timeout(self, late: Sequence[TaskRecord]) -> None:
-        seconds = self.spec.finish_timeout_seconds
-        if self._exited_early is not None:
-            text = f"{format_tasks(late)} did not end within {seconds:g} s."
-            self._fail(Failure(Outcome(EXIT_TASK_LOST, text, late[0].task), self.now, late[0]))
-        else:
-            self._complete(f"all but {format_tasks(late)}, waited for {seconds:g} s")
-
     # The end of the job
 
     def end_stop_if_saved(self) -> None:
@@ -346,11 +338,12 @@ class JobState:
             self.decide(self._stop)
 
     def _complete_if_done(self) -> None:
-        completion = rules.completion_of(self.tasks.members)
         if self.phase is not Phase.TRAINING:
             return
+        completion = rules.completion_of(self.tasks.members)
         if completion is Completion.DONE:
-            self._complete("every task that the job waits for")
+            failed = [r for r in self.tasks.members if r.role.is_wait_bounded and r.has_failed]
+            self._complete(f"all but {format_tasks(failed)}" if failed else "every task that the job waits for")
         elif completion is Completion.BOUNDED_WAIT:
             self._exited_early = None
             self._phase_deadline = min(self._phase_deadline, self.now + self.spec.finish_timeout_seconds)

@@ -133,6 +133,10 @@ class TaskTable:
             return Phase.TRAINING.value
         return "importing" if any(record.is_importing(now) for record in self) else "running"
 
+    def find_unstarted(self) -> list[TaskRecord]:
+        """Return the present members that have a child, but were not asked to start it in this attempt."""
+        return [r for r in self.present_members if not (r.role.is_spare or r.desired_start_count)]
+
     def find_lost(self, spec: JobSpec, now: float) -> list[tuple[TaskRecord, str, bool]]:
         """Return the tasks whose connection or heartbeats are missing for too long.
 
@@ -187,8 +191,8 @@ class TaskTable:
         if self._guests.pop(record.rank, None) is not None:
             self.left.append(record)
 
-    def end_restarts(self) -> None:
-        """Note that children that have just failed are not restarted, because the job stops."""
+    def mark_exited_as_done(self) -> None:
+        """Mark children as done that have exited, and for which no restart is requested: none follows any more."""
         for record in self:
             if record.observed.state == "exited" and record.observed.start_count >= record.desired_start_count:
                 record.is_done = True
