@@ -231,8 +231,9 @@ class SimulatedChild(TaskProcess):
 
     # Calls of the script
 
-    def on_exit(self) -> None:
-        self._exited.set()
+    def on_exit(self, script: Script) -> None:
+        if script is self.script:
+            self._exited.set()
 
     def on_script_state(self, process: ScriptProcess, state: ScriptState | None) -> None:
         """Handle a message of a process of the script, or with None its end."""

@@ -122,7 +122,8 @@ def every_loss_has_a_reason(job: Job, event: tuple[str, str | None, str]) -> str
         kinds = {each.kind for each in recent}
         silent = sum(min(each.end, now) - each.begin for each in recent if each.kind == "agent is paused")
         is_broken = "connection breaks" in kinds and "agent is paused" in kinds
-        if not (silent > 6 or is_broken or "partition" in kinds):
+        has_given_up = any(each.kind == "launcher is paused" and each.end - each.begin > 7 for each in recent)
+        if not (silent > 6 or is_broken or has_given_up or "partition" in kinds):
             return f"{text} ({agent.name} runs)"
     return None
 

@@ -63,7 +63,7 @@ class Script:
         self.number = job.count_start(rank, task)
         self.main = ScriptProcess(self, 0)
         self.processes = [self.main]
-        self._on_exit: Callable[[], None] = lambda: None
+        self._on_exit: Callable[[Script], None] = lambda _: None
 
     def __str__(self) -> str:
         return f"{self.task} (rank {self.rank}, attempt {self.attempt}, start {self.start_count})"
@@ -89,7 +89,7 @@ class Script:
         self,
         connect: Callable[[ScriptProcess], None],
         on_state: Callable[[ScriptProcess, ScriptState | None], None],
-        on_exit: Callable[[], None],
+        on_exit: Callable[[Script], None],
     ) -> None:
         self.connect, self.on_state, self._on_exit = connect, on_state, on_exit
         self.job.record("script starts", self.rank, str(self))
@@ -121,7 +121,7 @@ class Script:
         job.on_script_end(self)
         seconds = self.report_seconds
         self.exited_at = job.world.now + (seconds if seconds > 0.1 else 0.0)
-        self.agent.at(job.world.now + seconds, self._on_exit)
+        self.agent.at(job.world.now + seconds, self._on_exit, self)
         for process in self.processes[1:]:
             if not self.plan.helper_stays and not process.is_dead:
                 process.at(job.world.now + 0.01, process.end, 0, "exit")
