@@ -137,7 +137,7 @@ class SimulatedChild(TaskProcess):
 
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         rank, job = self._rendezvous.rank, self._job
-        task = cluster.members[rank].task
+        task = cluster.member(rank).task
         await asyncio.sleep(job.draw(0.001, 0.02))
         self.clean_up()
         self._exited.clear()

@@ -74,7 +74,8 @@ def attempts_are_used(job: Job, _: None) -> str | None:
     failed = {script.task for script in job.scripts if script.attempt == job.state.attempt and script.returncode}
     if outcome is None or outcome.is_stop or outcome.exit_code in (0, 6, 7, 8) or outcome.cause not in failed:
         return None
-    if job.state.attempt < job.plan.spec.max_attempts and not job.lost_at:
+    is_over = bool(job.lost_at) or job.srun_died_at is not None
+    if job.state.attempt < job.plan.spec.max_attempts and not is_over:
         return f"it ends in attempt {job.state.attempt} of {job.plan.spec.max_attempts}: {outcome.reason}"
     return None
 

@@ -107,9 +107,14 @@ def _is_known_to_break(job: Job, rank: int, time: float) -> bool:
     """Return whether an agent's end, which ends the job, is known at a time: later failures are consequences."""
     agent = job.agents[rank]
     killed_at = job.killed_agents[rank]
-    if job.plan.spec.spares or agent.host.is_lost or not agent.has_registered:
+    if job.plan.spec.spares or agent.host.is_lost or not agent.has_registered or _has_finished(job, rank):
         return False
     return not _others_disturbed(job, rank, killed_at) and killed_at + REPORT_SECONDS < time
+
+
+def _has_finished(job: Job, rank: int) -> bool:
+    """Return whether a script of this rank has ended by itself, so that the job may not need the task any more."""
+    return any(script.rank == rank and script.cause in _OWN_ENDS for script in _scripts_of_last_attempt(job))
 
 
 def _others_disturbed(job: Job, rank: int, time: float) -> bool:
@@ -132,7 +137,7 @@ def _losses(job: Job) -> list[Candidate]:
             time = job.killed_agents[rank]
             seconds = spec.task_loss_seconds if agent.host.is_lost else spec.reconnect_seconds
             seconds = 0.1 if job.plan.is_local else seconds + 2 * _TICK_SECONDS + REPORT_SECONDS
-            is_certain = not spec.spares and agent.has_registered
+            is_certain = not spec.spares and agent.has_registered and not _has_finished(job, rank)
             latest = settled_at(job, rank, time, seconds) if is_certain else _NEVER
             found.append(Candidate((EXIT_TASK_LOST,), causes, time, latest, f"{agent.name} was killed"))
         elif agent.ended_at < (job.outcome_at or _NEVER):

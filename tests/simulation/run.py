@@ -17,6 +17,7 @@ _EVENTS_OF_TIMES = (
     "shards",
     "warning",
     "first_step",
+    "serving",
     "exited",
     "exited_early",
     "terminated",
