@@ -19,6 +19,7 @@ from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, Credentials, ServiceCredentials
 from tf4slurm.control.messages import GUEST_RANK, decode_cluster
 from tf4slurm.control.records import Outcome, Phase
+from tf4slurm.control.service import max_gap_seconds
 from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import EXIT_PREFLIGHT, EXIT_TASK_LOST, describe_end
@@ -98,7 +99,7 @@ class Job:
         self.outside = Process(self.world, "outside")
         self.launcher = Process(self.world, "launcher")
         self.host_processes["n0"].append(self.launcher)
-        clock = JobClock(plan.spec.heartbeat_interval_seconds, self.launcher.time)
+        clock = JobClock(max_gap_seconds(plan.spec), self.launcher.time)
         self.state = JobState(plan.tasks, plan.spec, clock.now(), self._on_event)
         credentials = ServiceCredentials(_SHARED, b"")
         self.service = SimulatedService(self.state, credentials, clock)

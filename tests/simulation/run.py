@@ -55,7 +55,8 @@ def _end(job: Job) -> tuple[int, str] | None:
 
 
 def _events(job: Job) -> list[tuple[str, str]]:
-    return [(kind, task or "") for _, kind, task, _ in job.events if kind not in _EVENTS_OF_TIMES]
+    before = (event for event in job.events if job.outcome_at is None or event[0] < job.outcome_at)
+    return [(kind, task or "") for _, kind, task, _ in before if kind not in _EVENTS_OF_TIMES]
 
 
 def run_seeds(seeds: Iterable[int]) -> list[Violation]:

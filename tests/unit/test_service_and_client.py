@@ -45,7 +45,7 @@ from tf4slurm.control.messages import (
     is_encoded_cluster,
 )
 from tf4slurm.control.records import Phase
-from tf4slurm.control.service import ControlService
+from tf4slurm.control.service import ControlService, max_gap_seconds
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import PlacementError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.network.ports import HeldPort, hold_port
@@ -1393,3 +1393,9 @@ def hold_free_ports(number: int) -> Iterator[list[HeldPort]]:
     finally:
         for each in held:
             each.close()
+
+
+@pytest.mark.parametrize(("interval", "seconds"), [(0.05, 0.05), (1, 0.75), (2, 0.8), (10, 4)])
+def test_a_pause_leaves_time_to_reconnect(interval: float, seconds: float) -> None:
+    spec = JobSpec(heartbeat_interval_seconds=interval, heartbeat_timeout_seconds=50)
+    assert max_gap_seconds(spec) == pytest.approx(seconds)

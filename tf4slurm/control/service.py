@@ -42,6 +42,7 @@ from tf4slurm.control.records import Phase
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import MessageError, RendezvousClosedError
 from tf4slurm.network.ports import HeldPort, hold_port
+from tf4slurm.spec import JobSpec
 
 if TYPE_CHECKING:  # generic for type checkers only
     _Handler = grpc.RpcMethodHandler[Any, Any]
@@ -63,6 +64,15 @@ _MAX_READ_BYTES = 32_768  # per connection: with 4,096 clients that flood, memor
 _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
+def max_gap_seconds(spec: JobSpec) -> float:
+    """Return the part of a pause that counts as job time, in seconds.
+
+    It is at least two ticks, in each of which the clock is read. Half of the time to reconnect is left after a pause.
+    """
+    interval = spec.heartbeat_interval_seconds
+    return max(2 * interval / _TICKS_PER_INTERVAL, min(interval, spec.reconnect_seconds / 2))
+
+
 class ControlService:
     """Serves one job until `close`. Call `publish` after a change of `state`.
 
@@ -75,7 +85,7 @@ class ControlService:
         self.state = state
         self.receiver = Receiver(state)
         self.credentials = credentials
-        self.clock = clock or JobClock(state.spec.heartbeat_interval_seconds)
+        self.clock = clock or JobClock(max_gap_seconds(state.spec))
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
         self._connections: dict[int, _Connection] = {}

@@ -23,7 +23,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, create_credentials
 from tf4slurm.control.records import Outcome, Phase
-from tf4slurm.control.service import ControlService
+from tf4slurm.control.service import ControlService, max_gap_seconds
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
@@ -367,7 +367,7 @@ def make_service(
 ) -> ControlService:
     """Return the control service of a job with `counts` tasks of each role."""
     tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
-    clock = JobClock(spec.heartbeat_interval_seconds)
+    clock = JobClock(max_gap_seconds(spec))
     return ControlService(JobState(tasks, spec, clock.now(), on_event), create_credentials(), clock)
 
 
