@@ -189,10 +189,12 @@ def training_is_over_only_when_it_is(job: Job, process: ScriptProcess) -> str | 
     desired = process.desired
     if not desired.is_training_over or desired.terminate or desired.attempt != process.script.attempt:
         return None
-    for script in job.scripts:
+    of_attempt = [script for script in job.scripts if script.attempt == desired.attempt]
+    completed = {script.task for script in of_attempt if script.has_completed}  # also if it is then restarted
+    for script in of_attempt:
         trains = script.task.task_type in ("chief", "worker") and not script.is_guest
-        has_ended = script.has_ended or script.has_completed or job.is_gone(script.rank)
-        if trains and script.attempt == desired.attempt and not has_ended:
+        has_ended = script.has_ended or script.task in completed or job.is_gone(script.rank)
+        if trains and not has_ended:
             return f"{process} is told so, but {script} trains"
     return None
 
