@@ -82,7 +82,7 @@ def test_task_is_importing_until_it_serves_or_reports(
 ) -> None:
     state = JobState([Task("chief", 0), Task("worker", 0)], JobSpec(max_attempts=2), 100.0, lambda *_, **__: None)
     receiver = Receiver(state)
-    assert state.describe_phase(100.0) == "rendezvous"
+    assert state.tasks.describe_phase(state.phase, 100.0) == "rendezvous"
     for rank in range(2):
         receiver.on_registration(Registration(rank, "n1", "10.0.0.1", 4000 + rank, f"i{rank}", __version__), 100.0)
     for rank in range(2):
@@ -90,5 +90,5 @@ def test_task_is_importing_until_it_serves_or_reports(
     for rank, observed in [*enumerate((NEW, NEW)), *enumerate((chief, worker))]:
         receiver.on_observed_state(rank, observed, 100.0)
     now = 100.0 + seconds
-    assert state.describe_phase(now) == phase
+    assert state.tasks.describe_phase(state.phase, now) == phase
     assert [describe_task(record, 100.0, now).state for record in state.tasks] == states

@@ -101,7 +101,7 @@ def test_loss_that_disturbs_nothing_has_no_consequence(phase: Phase, fact: str) 
     assert found is AfterLoss.GO_ON
 
 
-ALL = {"has_spares", "spares_suffice", "accepts_workers", "owns_child"}
+ALL = {"spares_suffice", "accepts_workers", "owns_child"}
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,15 @@ ALL = {"has_spares", "spares_suffice", "accepts_workers", "owns_child"}
     [
         (CHIEF, Phase.RENDEZVOUS, (), AfterLoss.REPLACE_BEFORE_TRAINING),
         (CHIEF, Phase.RENDEZVOUS, ("spares_suffice",), AfterLoss.FAILURE),
-        (CHIEF, Phase.RENDEZVOUS, ("spares_suffice", "has_spares"), AfterLoss.END),
         (CHIEF, Phase.TRAINING, (), AfterLoss.FAILURE),
-        (CHIEF, Phase.TRAINING, ("has_spares",), AfterLoss.END),
         (CHIEF, Phase.STOPPING, (), AfterLoss.END),
         (PS, Phase.CHECKING, (), AfterLoss.FAILURE),
         (WORKER, Phase.TRAINING, (), AfterLoss.REPLACE_IN_TRAINING),
         (WORKER, Phase.TRAINING, ("accepts_workers",), AfterLoss.FAILURE),
         (WORKER, Phase.TRAINING, ("spares_suffice",), AfterLoss.FAILURE),
-        (WORKER, Phase.TRAINING, ("spares_suffice", "has_spares"), AfterLoss.END),
         (WORKER, Phase.TRAINING, ("owns_child",), AfterLoss.GO_ON),
         (WORKER, Phase.STOPPING, ("owns_child",), AfterLoss.GO_ON),
-        (WORKER, Phase.CHECKING, ("owns_child", "spares_suffice", "has_spares"), AfterLoss.END),
+        (WORKER, Phase.CHECKING, ("owns_child", "spares_suffice"), AfterLoss.FAILURE),
         (SPARE, Phase.RENDEZVOUS, (), AfterLoss.FORM_WITHOUT),
         (SPARE, Phase.TRAINING, (), AfterLoss.GO_ON),
         (SPARE, Phase.CHECKING, (), AfterLoss.FAILURE),
@@ -144,7 +141,7 @@ def test_loss_has_the_first_possible_consequence(
         (True, False, True, AfterFailure.NEXT_ATTEMPT),
         (True, False, False, AfterFailure.END),
         (True, True, True, AfterFailure.NO_PROGRESS),
-        (True, True, False, AfterFailure.NO_PROGRESS),
+        (True, True, False, AfterFailure.END),
         (False, True, True, AfterFailure.END),
         (False, False, False, AfterFailure.END),
     ],

@@ -222,3 +222,12 @@ def test_cleared_processes_are_forgotten() -> None:
     processes.clear()
     assert "a" not in processes
     assert processes.end("a") == ScriptState()
+
+
+def test_completion_of_a_helper_does_not_replace_that_of_the_ended_main_process() -> None:
+    processes = ScriptProcesses()
+    processes.update("main", ScriptState())
+    processes.update("helper", ScriptState(is_helper=True, completion="failed"))
+    processes.end("helper")
+    processes.update("main", ScriptState(completion="done"))
+    assert processes.end("main").completion == "done"

@@ -261,6 +261,57 @@ def test_loss_of_ps_and_worker_at_once_is_not_mended_within_the_attempt() -> Non
     assert names(job) == ["chief/0", "spare/0", "spare/1", "ps/0", "worker/0"]
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_no_role_is_lost_when_the_spares_do_not_suffice_before_the_ps_are_spread(lost: int) -> None:
+    """The spare has replaced a worker; then the chief or the ps is lost while another task is disconnected."""
+    spec = dataclasses.replace(SPARES, placement="spread", spares=1, max_attempts=2)
+    job = Job("chief ps worker worker spare", spec).register_tasks(0, 1, 2, 3)
+    job.receiver.on_agent_exit(3, 9, job.now)
+    job.receiver.on_disconnect(2, job.now)
+    job.receiver.on_agent_exit(lost, 9, job.now)
+    job.register(4)
+    assert job.phase() is Phase.RENDEZVOUS
+    job.register(2)
+    job.turn(2 * TICK)
+    assert (job.outcome.exit_code, job.state.attempt) == (EXIT_TASK_LOST, 1)
+
+
+def test_children_do_not_start_without_a_lost_task() -> None:
+    """The loss of the worker is held back while the ps is disconnected; the others finish their checks."""
+    job = Job("chief ps worker worker spare", SPARES).register_tasks()
+    for rank in (0, 1, 4):
+        job.send(rank, "ready")
+    job.receiver.on_disconnect(1, job.now)
+    job.receiver.on_agent_exit(2, 9, job.now)
+    job.send(3, "ready")
+    assert job.phase() is Phase.CHECKING
+
+
+def test_task_that_was_disconnected_before_a_failure_is_its_cause() -> None:
+    job = start()
+    job.receiver.on_disconnect(1, job.now)
+    job.turn(TICK, sending=())
+    job.end_child(0, 1)
+    job.turn(LIMITS.reconnect_seconds + TICK, sending=(0, 2, 3, 4))
+    assert job.state.attempt == 2
+    assert "because: ps/0 on n1 is lost" in job.texts("attempt")[0]
+
+
+def test_last_lines_of_a_failure_that_is_held_back_are_kept() -> None:
+    job = start()
+    job.receiver.on_disconnect(4, job.now)
+    job.end_child(1, 3, tail=("boom",))
+    job.state.on_spawner_exit(Outcome(EXIT_TASK_LOST, "srun ended."), job.now)
+    assert (job.outcome.exit_code, job.outcome.tail) == (3, ("boom",))
+
+
+def test_late_message_of_a_replaced_task_is_no_progress() -> None:
+    job = start()
+    job.receiver.on_agent_exit(2, -9, job.now)
+    job.send(2, "terminated", script=ScriptState(step=50))
+    assert (job.state.progress.furthest_step, job.texts("first_step")) == (None, [])
+
+
 def test_start_timeout_while_a_failure_is_held_back_names_the_failure() -> None:
     job = Job(ROLES, SPARES).register_tasks()
     for rank in (0, 1, 2, 4):

@@ -824,6 +824,27 @@ def test_first_of_two_failures_is_the_cause_by_the_time_of_the_exit(age: float) 
     assert (job.outcome.exit_code, job.outcome.cause) == ((4, Task("ps", 0)) if age else (3, Task("chief", 0)))
 
 
+def test_failure_before_a_loss_is_the_cause_although_it_was_held_back() -> None:
+    job = Job().train()
+    job.receiver.on_disconnect(2, job.now)
+    job.turn(TICK)
+    job.end_child(0, 3)
+    job.turn(TICK)
+    job.receiver.on_agent_exit(3, -9, job.now)
+    job.register(2)
+    job.turn(TICK)
+    assert (job.outcome.exit_code, job.outcome.cause) == (3, Task("chief", 0))
+
+
+def test_task_does_not_end_before_it_has_started() -> None:
+    job = Job().train()
+    job.turn(1)
+    job.run_child(2, 2)
+    job.send(2, "exited", returncode=1, exit_age_seconds=0.4)
+    started, ended = job.times(2)
+    assert started == ended
+
+
 @pytest.mark.parametrize("reports", ["with the exit", "later", "at the end"])
 def test_last_lines_of_the_cause_may_arrive_after_its_exit(reports: str) -> None:
     job = Job().train()
@@ -1188,6 +1209,15 @@ def test_task_waits_at_one_barrier_only() -> None:
     assert released(job, 0, 1) == [("", "")] * 2
     arrive(job, 1, name="second")
     assert released(job, 0, 1) == [("token-0", ""), ("token-1", "")]
+
+
+def test_barrier_that_nobody_waits_at_any_more_is_forgotten() -> None:
+    job = Job("worker worker").train()
+    arrive(job, 0)
+    job.send(0, "running", script=ScriptState())
+    job.turn(10)
+    arrive(job, 0, 1)
+    assert job.texts("barrier") == []
 
 
 def test_pause_of_the_launcher_breaks_no_barrier() -> None:

@@ -67,10 +67,9 @@ def _all_have_saved(live: _Processes, ended: _Processes) -> bool:
 
 
 def _completion(live: _Processes, ended: _Processes) -> str | None:
-    counted = [*live, *ended]
-    if not all(each.state.is_helper for each in live):
-        counted = [each for each in counted if not each.state.is_helper]
-    found = {each.state.completion for each in counted}
+    found = {each.state.completion for each in (*live, *ended) if not each.state.is_helper} - {None}
+    if not found and all(each.state.is_helper for each in live):
+        found = {each.state.completion for each in (*live, *ended)}
     return "failed" if "failed" in found else "done" if "done" in found else None
 
 
@@ -127,7 +126,7 @@ RULES: Mapping[str, tuple[_Rule, str]] = {
     "has_saved": (_all_have_saved, "Whether a process has saved, and all live processes that handle the stop have."),
     "completion": (
         _completion,
-        '"failed" before "done", of all processes; that of a helper only if no other process lives.',
+        '"failed" before "done", of all processes but helpers; without any, and if no other process lives, of helpers.',
     ),
     "barrier": (_first_barrier, "That of the live process that has waited longest. Others follow one by one."),
     "stop_signal": (_latest_stop_signal, "The last one that a live process has received."),

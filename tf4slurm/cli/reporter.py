@@ -94,7 +94,7 @@ class LiveReporter(PlainReporter):
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
         now = time.monotonic()
-        phase = state.describe_phase(now)
+        phase = state.tasks.describe_phase(state.phase, now)
         if phase == "rendezvous":
             done = sum(record.attempt == state.attempt for record in state.tasks)
         elif phase == "terminating":

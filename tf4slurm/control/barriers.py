@@ -66,8 +66,9 @@ class Barriers:
 
     def withdraw(self, record: TaskRecord) -> None:
         """Remove the arrivals of a task that no longer waits."""
-        for barrier in self._open.values():
-            barrier.arrived.pop(record.rank, None)
+        for key, barrier in list(self._open.items()):
+            if barrier.arrived.pop(record.rank, None) is not None and not barrier.arrived:
+                del self._open[key]
 
     def check(self, members: Sequence[TaskRecord], now: float) -> list[BarrierEnd]:
         """Return the barriers that end: all have arrived, the timeout is over, or an expected task cannot arrive."""

@@ -99,7 +99,9 @@ class Receiver:
         if record.is_gone and observed.state != "terminated":
             return
         before = record.observed
-        if observed.attempt == state.attempt or observed.state == "terminated":
+        if record.is_gone:  # it may have the role of a spare now
+            record.observed = dataclasses.replace(before, state="terminated")
+        elif observed.attempt == state.attempt or observed.state == "terminated":
             record.observed = observed
         else:  # the other fields describe an earlier attempt
             record.observed = dataclasses.replace(before, stop_signal=observed.stop_signal)

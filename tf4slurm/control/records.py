@@ -81,6 +81,12 @@ class TaskRecord:
             return False
         return self.started_at is not None and now - self.started_at < IMPORT_SECONDS
 
+    def lost_at(self, now: float, task_loss_seconds: float) -> float:
+        """Return the time from which on the task may have been lost, which is noticed later."""
+        if self.has_registered and not self.is_connected:
+            return self.disconnected_at
+        return self.last_heartbeat_at if now - self.last_heartbeat_at > task_loss_seconds else now
+
     @property
     def needs_others(self) -> bool:
         """Whether this task still trains, so that the ps must keep running."""

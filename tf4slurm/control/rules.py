@@ -98,10 +98,10 @@ class AfterLoss(enum.Enum):
     GO_ON = "the job goes on without it"
 
 
-_FORM = (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FAILURE, AfterLoss.END)
-_REPLACE = (AfterLoss.REPLACE_IN_TRAINING, AfterLoss.FAILURE, AfterLoss.END)
+_FORM = (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FAILURE)
+_REPLACE = (AfterLoss.REPLACE_IN_TRAINING, AfterLoss.FAILURE)
 _WITHOUT = (AfterLoss.FORM_WITHOUT,)
-_FAIL = (AfterLoss.FAILURE, AfterLoss.END)
+_FAIL = (AfterLoss.FAILURE,)
 _END = (AfterLoss.END,)
 _GO_ON = (AfterLoss.GO_ON,)
 
@@ -125,7 +125,6 @@ def after_loss(
     role: Role,
     phase: Phase,
     *,
-    has_spares: bool,
     spares_suffice: bool,
     accepts_workers: bool,
     owns_child: bool,
@@ -137,7 +136,6 @@ def after_loss(
     Args:
         role: The role of the lost task.
         phase: The phase of the job.
-        has_spares: The job was started with --spares. Without, no further attempt could have all tasks.
         spares_suffice: There are enough spares for all lost tasks, and no earlier failure is held until a disconnected
             task has reconnected.
         accepts_workers: The chief's script can use another process in place of a worker.
@@ -153,12 +151,8 @@ def after_loss(
     is_possible = {
         AfterLoss.REPLACE_BEFORE_TRAINING: spares_suffice,
         AfterLoss.REPLACE_IN_TRAINING: spares_suffice and accepts_workers,
-        AfterLoss.FORM_WITHOUT: True,
-        AfterLoss.FAILURE: has_spares,
-        AfterLoss.END: True,
-        AfterLoss.GO_ON: True,
     }
-    return next(each for each in AFTER_LOSS[role.name][_LOSS_PHASES.index(phase)] if is_possible[each])
+    return next(each for each in AFTER_LOSS[role.name][_LOSS_PHASES.index(phase)] if is_possible.get(each, True))
 
 
 # The failure of an attempt
@@ -178,13 +172,12 @@ def after_failure(*, is_attempt_left: bool, is_stuck: bool, spares_suffice: bool
     Args:
         is_attempt_left: --max-attempts allows another attempt.
         is_stuck: Two attempts in a row had no new step.
-        spares_suffice: A spare can take the place of each lost task.
+        spares_suffice: A spare can take the place of each lost task. Slurm does not start one task of a step again, so
+            no attempt can have all tasks without it.
     """
-    if not is_attempt_left:
+    if not is_attempt_left or not spares_suffice:
         return AfterFailure.END
-    if is_stuck:
-        return AfterFailure.NO_PROGRESS
-    return AfterFailure.NEXT_ATTEMPT if spares_suffice else AfterFailure.END
+    return AfterFailure.NO_PROGRESS if is_stuck else AfterFailure.NEXT_ATTEMPT
 
 
 def first_failure(one: Failure | None, other: Failure) -> Failure:

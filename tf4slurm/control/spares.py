@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tf4slurm.cluster import Task
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.task_table import TaskTable
+from tf4slurm.spec import JobSpec
 
 _MAX_NODE_FAILURES = 2  # then spares on other nodes replace the node's tasks
 
@@ -35,6 +36,11 @@ class NodeFailures:
         if len({record.node for record in members if record.node and not record.is_gone}) <= 1:
             return ()
         return tuple(node for node, failures in self._failures.items() if failures >= _MAX_NODE_FAILURES)
+
+
+def can_replace(tasks: TaskTable, spec: JobSpec) -> bool:
+    """Whether there is a spare for each lost task that is not done."""
+    return bool(spec.spares) and plan_replacements(tasks, (), only_lost=True) is not None
 
 
 def plan_replacements(

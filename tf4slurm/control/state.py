@@ -16,7 +16,7 @@ from tf4slurm.control.formation import find_local_address, not_formed, spread_ta
 from tf4slurm.control.records import EVENT_KINDS, Failure, JobProgress, Outcome, Phase, TaskRecord
 from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLoss, AfterStop, Completion
 from tf4slurm.control.script_calls import ScriptCalls
-from tf4slurm.control.spares import NodeFailures, plan_replacements
+from tf4slurm.control.spares import NodeFailures, can_replace, plan_replacements
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.control.watches import Findings, Watches
 from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, describe_end
@@ -75,10 +75,6 @@ class JobState:
         """The nodes on which two attempts have failed; none if only one node is left."""
         return self._node_failures.excluded_nodes(self.tasks.members)
 
-    def describe_phase(self, now: float) -> str:
-        """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
-        return self.tasks.describe_training(now) if self.phase is Phase.TRAINING else self.phase.value
-
     # The cluster
 
     def on_address(self, record: TaskRecord, address: Address) -> None:
@@ -88,7 +84,7 @@ class JobState:
         self._form_cluster_if_registered()
 
     def _form_cluster_if_registered(self) -> None:
-        if self.phase is not Phase.RENDEZVOUS or not self.tasks.are_all_registered:
+        if self.phase is not Phase.RENDEZVOUS or self._held_failure is not None or not self.tasks.are_all_registered:
             return
         if not all(record.is_placed for record in self.tasks.members):
             self.tasks.place(spread_tasks(self.tasks))
@@ -124,12 +120,12 @@ class JobState:
     def on_exit(self, record: TaskRecord) -> None:
         """Handle the exit of a child."""
         observed, returncode = record.observed, record.observed.returncode or 0
-        record.ended_at = self.now - observed.exit_age_seconds
+        exited_at = self.now - observed.exit_age_seconds
+        record.ended_at = max(exited_at, record.started_at or 0.0)
         self.scripts.on_end(record)
         why = observed.detail or describe_end(returncode)
         self.emit("exited", record, why, returncode=returncode)
-        is_restart_left = record.desired_start_count <= self.spec.max_worker_restarts
-        shared = self.desired.shared
+        is_restart_left, shared = record.desired_start_count <= self.spec.max_worker_restarts, self.desired.shared
         consequence = rules.after_exit(
             record.role, returncode, self.phase, is_restart_left=is_restart_left, shared=shared
         )
@@ -139,7 +135,7 @@ class JobState:
             self.emit("restarting", record, f"{why}: restart {number} of at most {most}")
         elif consequence is AfterExit.FAILURE:
             exit_code = rules.exit_code_after(returncode, observed.killed_by)
-            self._fail(Failure(Outcome(exit_code, f"{record} {why}.", record.task), record.ended_at, record))
+            self._fail(Failure(Outcome(exit_code, f"{record} {why}.", record.task), exited_at, record))
         elif consequence is AfterExit.EARLY:
             record.is_done = True
             if self._exited_early is None:
@@ -168,7 +164,7 @@ class JobState:
         """Handle the exit of srun and of all agents. A failure that is held back is the outcome."""
         self.now = now
         if self._held_failure is not None:
-            outcome = rules.outcome_after(self._held_failure, self._exited_early)
+            self._decide_failure(self._held_failure)
         elif outcome.exit_code == EXIT_TASK_LOST:
             outcome = self.watches.pauses.outcome_of_loss(now) or outcome
         self.decide(outcome)
@@ -180,22 +176,23 @@ class JobState:
         """Handle the loss of a task. `is_orphan`: its agent may have lost a paused launcher. Idempotent."""
         if record.is_gone:
             return
+        at = record.lost_at(self.now, self.spec.task_loss_seconds)
         self.mark_gone(record)
         self.desired.note([record.rank])  # it must terminate if it is connected again
         self.emit("lost", record, f"is lost: {why}")
-        excuse = self.watches.pauses.outcome_of_loss(self.now) if is_orphan else None
-        outcome = excuse or Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+        outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+        outcome = (self.watches.pauses.outcome_of_loss(self.now) if is_orphan else None) or outcome
         consequence = rules.after_loss(
             record.role,
             self.phase,
-            has_spares=bool(self.spec.spares),
-            spares_suffice=self._held_failure is None and plan_replacements(self.tasks, (), only_lost=True) is not None,
+            spares_suffice=self._held_failure is None and can_replace(self.tasks, self.spec),
             accepts_workers=self.tasks.accepts_workers,
             owns_child=record.owns_child,
             is_done=record.is_done,
             shared=self.desired.shared,
         )
         if consequence in (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FORM_WITHOUT):
+            self.tasks.form_without(record)
             self._replace()
             self._form_cluster_if_registered()
         elif consequence is AfterLoss.REPLACE_IN_TRAINING:
@@ -206,7 +203,7 @@ class JobState:
             self.scripts.guests.note_replacement()
             self.update_guests()
         elif consequence is AfterLoss.FAILURE:
-            self._fail(Failure(outcome, self.now, record))
+            self._fail(Failure(outcome, at, record))
         elif consequence is AfterLoss.END:
             self.decide(outcome)
         elif record.role.is_guest:
@@ -245,8 +242,12 @@ class JobState:
         if consequence is AfterFailure.NEXT_ATTEMPT:
             self._replace()
             self._begin_attempt(outcome.reason)
-            return
-        if consequence is AfterFailure.NO_PROGRESS:
+        else:
+            self._decide_failure(failure, has_no_progress=consequence is AfterFailure.NO_PROGRESS)
+
+    def _decide_failure(self, failure: Failure, *, has_no_progress: bool = False) -> None:
+        outcome = rules.outcome_after(failure, self._exited_early)
+        if has_no_progress:
             reason = f"{self.progress} The last failure: {outcome.reason}"
             outcome = dataclasses.replace(outcome, exit_code=EXIT_NO_PROGRESS, reason=reason)
         self._explained_by = failure.record
@@ -272,6 +273,7 @@ class JobState:
         consequence = rules.AFTER_STOP[self.phase][0 if seconds else 1]
         if consequence is AfterStop.NOTHING:
             return
+        self._held_failure = None
         self._stop = Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True)
         self.desired.change(stop_reason=self._stop.reason, grace_period_seconds=seconds)
         if consequence is AfterStop.TERMINATE:
@@ -310,9 +312,9 @@ class JobState:
 
     def _on_phase_deadline(self) -> None:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
-            held = self._held_failure
-            outcome = rules.outcome_after(held, None) if held else not_formed(self.tasks, self.attempt, self.spec)
-            self.decide(outcome)
+            if self._held_failure is not None:
+                self._decide_failure(self._held_failure)
+            self.decide(not_formed(self.tasks, self.attempt, self.spec))
         elif self.phase is Phase.TRAINING:
             self._phase_deadline = _NEVER
             late = [record for record in self.tasks.members if record.role.is_waited_for and not record.is_done]

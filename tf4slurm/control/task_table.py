@@ -101,12 +101,12 @@ class TaskTable:
 
     @property
     def are_all_registered(self) -> bool:
-        """Whether each member that is not lost has sent its address in this attempt."""
+        """Whether each member has sent its address in this attempt, but those that the cluster forms without."""
         return not self._unregistered
 
     @property
     def are_all_ready(self) -> bool:
-        """Whether the reachability check of each member that is not lost has succeeded."""
+        """Whether the reachability check of each member has succeeded, but of those that the cluster forms without."""
         return not self._not_ready
 
     @property
@@ -127,10 +127,10 @@ class TaskTable:
         """Return the number of registered members in one of `states`."""
         return sum(record.has_registered and record.observed.state in states for record in self.members)
 
-    def describe_training(self, now: float) -> str:
-        """Return "training" if a task has reported a step, else "importing" or "running"."""
-        if any(record.observed.script.step is not None for record in self):
-            return Phase.TRAINING.value
+    def describe_phase(self, phase: Phase, now: float) -> str:
+        """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
+        if phase is not Phase.TRAINING or any(record.observed.script.step is not None for record in self):
+            return phase.value
         return "importing" if any(record.is_importing(now) for record in self) else "running"
 
     def find_unstarted(self) -> list[TaskRecord]:
@@ -184,8 +184,7 @@ class TaskTable:
     def mark_gone(self, record: TaskRecord, now: float) -> None:
         """Note that a task has terminated or is lost. A guest leaves the table."""
         record.is_gone = True
-        for ranks in (self._active, self._unregistered, self._not_ready):
-            ranks.discard(record.rank)
+        self._active.discard(record.rank)
         if record.has_registered and record.ended_at is None:
             record.ended_at = now
         if self._guests.pop(record.rank, None) is not None:
@@ -212,8 +211,15 @@ class TaskTable:
             record.is_placed = True
         self._order = tuple(tasks)
 
+    def form_without(self, record: TaskRecord) -> None:
+        """Let the cluster form without a task that is lost: a spare, or one whose place a spare takes."""
+        self._unregistered.discard(record.rank)
+        self._not_ready.discard(record.rank)
+
     def exchange(self, record: TaskRecord, spare: TaskRecord) -> None:
         """Let a spare and the task that it replaces exchange their roles."""
+        if record.is_gone:
+            self.form_without(record)
         record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
         record.observed = ObservedState()  # step and usage were those of the task
 

@@ -126,7 +126,7 @@ class Recorder:
         return StatusFile(
             time=round(time.time(), 3),
             seconds=round(now - self._started_at, 3),
-            phase=state.describe_phase(now),
+            phase=state.tasks.describe_phase(state.phase, now),
             attempt=state.attempt,
             max_attempts=state.spec.max_attempts,
             reason=state.outcome.reason if state.outcome is not None else "",
