@@ -340,6 +340,5 @@ class ScriptProcess(Process):
             left -= 2.0
             self.send(metrics=(("loaded", left),))
         if not self.plan.helper_stays:
-            self.send(completion="done")
             await self.exit(0)
         await asyncio.sleep(_ENDLESS)
