@@ -84,10 +84,15 @@ def _failures(job: Job) -> list[Candidate]:
         is_consequence = any(_is_known_to_break(job, rank, script.ended_at) for rank in job.killed_agents)
         if is_restarted or is_consequence or script.ended_at > stopping_at or not (is_decisive or script in early):
             continue
+        if script.ended_at > settled_at(job, script.rank, _trained_at(job), REPORT_SECONDS):
+            continue  # only evaluators are not done, so that nothing repeats the training
         code = exit_code_of(script.returncode or 0)
         if script.killed_by == "liveness_probe":
             code = EXIT_TASK_LOST
-        latest = settled_at(job, script.rank, script.ended_at, REPORT_SECONDS)
+        # A failure is held while any task is disconnected, and a stop request in this time wins.
+        latest = max(settled_at(job, rank, script.ended_at, REPORT_SECONDS) for rank in range(len(job.agents)))
+        if script.ended_at > _trained_at(job):
+            latest = _NEVER
         if script in early:
             seconds = job.plan.spec.finish_timeout_seconds + _TICK_SECONDS + REPORT_SECONDS
             latest = settled_at(job, script.rank, script.ended_at, seconds)
@@ -138,6 +143,7 @@ def _losses(job: Job) -> list[Candidate]:
             seconds = spec.task_loss_seconds if agent.host.is_lost else spec.reconnect_seconds
             seconds = 0.1 if job.plan.is_local else seconds + 2 * _TICK_SECONDS + REPORT_SECONDS
             is_certain = not spec.spares and agent.has_registered and not _has_finished(job, rank)
+            is_certain = is_certain and time < _trained_at(job)
             latest = settled_at(job, rank, time, seconds) if is_certain else _NEVER
             found.append(Candidate((EXIT_TASK_LOST,), causes, time, latest, f"{agent.name} was killed"))
         elif agent.ended_at < (job.outcome_at or _NEVER):
@@ -146,6 +152,11 @@ def _losses(job: Job) -> list[Candidate]:
         if begins:
             found.append(Candidate((EXIT_TASK_LOST,), causes, min(begins), _NEVER, f"{agent.name} was disturbed"))
     return found
+
+
+def _trained_at(job: Job) -> float:
+    """Return when all tasks that the job waits for had exited with 0, but evaluators."""
+    return min((candidate.earliest for candidate in _completions(job)), default=_NEVER)
 
 
 def _completions(job: Job) -> list[Candidate]:
