@@ -111,7 +111,7 @@ def every_loss_has_a_reason(job: Job, event: tuple[str, str | None, str]) -> str
     now = job.world.now
     for agent in job.agents:
         rank = agent.rank
-        if not job.is_gone(rank) or rank in job.lost_at:
+        if not job.is_gone(rank) or rank in job.lost_at or agent.has_terminated:
             continue
         if agent.is_dead:
             if agent.returncode == 7 and rank not in job.killed_agents and not job.launcher_died_at:
@@ -225,9 +225,12 @@ def broken_barrier_names_tasks_that_did_not_arrive(job: Job, mine: Arrival) -> s
     if "is not for" in mine.error:
         return f"{mine.script} is refused: {mine.error}" if str(mine.script.task) in expected else None
     now = job.world.now
+    hanging = {script for _, script in job.hangs}  # they do not see that an earlier barrier of the name has ended
     for name in sorted(names):
         for other in _arrivals(job, mine, expected[name]):
             rank = other.script.rank
+            if other.script in hanging:
+                continue
             if other.until >= now > settled_at(job, rank, other.since, _SLACK) and not job.is_gone(rank):
                 return f"{name} waits since {other.since:.3f} s, but: {mine.error}"
     return None

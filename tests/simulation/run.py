@@ -18,6 +18,7 @@ _EVENTS_OF_TIMES = (
     "warning",
     "first_step",
     "serving",
+    "started",
     "exited",
     "exited_early",
     "terminated",
