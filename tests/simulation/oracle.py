@@ -91,8 +91,8 @@ def _failures(job: Job) -> list[Candidate]:
             code = EXIT_TASK_LOST
         # A failure is held while any task is disconnected, and a stop request in this time wins.
         latest = max(settled_at(job, rank, script.ended_at, REPORT_SECONDS) for rank in range(len(job.agents)))
-        if script.ended_at > _trained_at(job):
-            latest = _NEVER
+        if script.ended_at > min(_trained_at(job), stopped_at):
+            latest = _NEVER  # it is a failure only if the launcher does not know the earlier event yet
         if script in early:
             seconds = job.plan.spec.finish_timeout_seconds + _TICK_SECONDS + REPORT_SECONDS
             latest = settled_at(job, script.rank, script.ended_at, seconds)
@@ -177,14 +177,23 @@ def _completions(job: Job) -> list[Candidate]:
 
 def _stops(job: Job) -> list[Candidate]:
     found = []
-    firsts = [settled_at(job, 0, time, REPORT_SECONDS) for time, _ in job.stops]
+    firsts = [
+        settled_at(job, _rank_of_stop(job, number), time, REPORT_SECONDS) for number, (time, _) in enumerate(job.stops)
+    ]
     for number, (time, signal_number) in enumerate(job.stops):
         if any(first < time for first in firsts[:number] if not _may_be_lost(job, firsts.index(first))):
             continue
         grace = job.plan.spec.grace_period_seconds + _TICK_SECONDS + REPORT_SECONDS
-        latest = _NEVER if _may_be_lost(job, number) else settled_at(job, 0, time, grace)
+        latest = settled_at(job, _rank_of_stop(job, number), time, grace)
+        latest = _NEVER if _may_be_lost(job, number) else latest
         found.append(Candidate((128 + signal_number,), frozenset(), time, latest, "a stop request"))
     return found
+
+
+def _rank_of_stop(job: Job, number: int) -> int:
+    """Return the rank whose agent or script got a stop request; 0 for the launcher."""
+    script, agent = job.stop_scripts.get(number), job.stop_agents.get(number)
+    return script.rank if script is not None else agent.rank if agent is not None else 0
 
 
 def _may_be_lost(job: Job, number: int) -> bool:
