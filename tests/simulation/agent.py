@@ -270,11 +270,6 @@ class AgentProcess(Process):
         return self.rendezvous.rank
 
     @property
-    def has_terminated(self) -> bool:
-        """Whether the agent has reported the end of its task."""
-        return self.rendezvous.client.observed.state == "terminated"
-
-    @property
     def has_registered(self) -> bool:
         return self.client.service_address is not None
 

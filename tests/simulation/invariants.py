@@ -111,7 +111,7 @@ def every_loss_has_a_reason(job: Job, event: tuple[str, str | None, str]) -> str
     now = job.world.now
     for agent in job.agents:
         rank = agent.rank
-        if not job.is_gone(rank) or rank in job.lost_at or agent.has_terminated:
+        if not text.startswith(f"{job.name_of(rank)} is lost"):
             continue
         if agent.is_dead:
             if agent.returncode == 7 and rank not in job.killed_agents and not job.launcher_died_at:

@@ -244,6 +244,10 @@ class Job:
         record = self.state.tasks.get(rank)
         return rank in self.present_ranks() and (record is None or record.is_gone)
 
+    def name_of(self, rank: int) -> str:
+        """Return the name of a member and its node, as events have it."""
+        return str(self.state.tasks.members[rank])
+
     def _on_agent_exit(self, rank: int, returncode: int) -> None:
         if not self.has_ended:
             self.service.receiver.on_agent_exit(rank, returncode, self.service.clock.now())
