@@ -119,7 +119,13 @@ def every_loss_has_a_reason(job: Job, event: tuple[str, str | None, str]) -> str
                 if silent < 5:
                     return f"{text} ({agent.name} has given up at {agent.ended_at:.1f} s)"
             continue
-        recent = [each for each in job.disturbances if rank in each.ranks and each.begin < now < each.end + 14]
+        paused = [each for each in job.disturbances if each.kind in ("launcher is paused", "job is suspended")]
+        extended = [14 + sum(max(0.0, p.end - max(p.begin, each.end)) for p in paused) for each in job.disturbances]
+        recent = [
+            each
+            for each, seconds in zip(job.disturbances, extended, strict=True)
+            if rank in each.ranks and each.begin < now < each.end + seconds
+        ]
         kinds = {each.kind for each in recent}
         silent = sum(min(each.end, now) - each.begin for each in recent if each.kind == "agent is paused")
         is_broken = "connection breaks" in kinds and "agent is paused" in kinds
