@@ -44,6 +44,13 @@ setsid sh -c 'touch held; sleep 0.3; echo last' & until test -e held; do sleep 0
 """The start of a shell script: a process that it leaves behind holds its output open for 0.3 s."""
 
 
+class Child(OwnedChild):
+    """A child that this process starts. Nothing below this process is killed, because the lab of other tests is, too."""
+
+    async def kill_descendants(self) -> None:
+        pass
+
+
 class Reports:
     """A child of an agent without a launcher, and the states that the agent would have sent, with their times."""
 
@@ -61,7 +68,7 @@ class Reports:
             self.states.append((time.monotonic(), self.client.observed))
 
         self.client.update = note  # type: ignore[method-assign]
-        self.child = OwnedChild(rendezvous, dict(os.environ), RunDirectory(directory), LineWriter(sys.stdout))
+        self.child = Child(rendezvous, dict(os.environ), RunDirectory(directory), LineWriter(sys.stdout))
 
     def start(self, start_count: int = 1) -> None:
         self.child.start(self.cluster, 1, start_count)
