@@ -45,7 +45,7 @@ setsid sh -c 'touch held; sleep 0.3; echo last' & until test -e held; do sleep 0
 
 
 class Child(OwnedChild):
-    """A child that this process starts. Nothing below this process is killed, because the lab of other tests is, too."""
+    """A child of this process, which kills no other process below it: the lab of other tests is there, too."""
 
     async def kill_descendants(self) -> None:
         pass
