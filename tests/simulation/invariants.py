@@ -92,13 +92,12 @@ def every_process_ends(job: Job, _: None) -> str | None:
 
 @at("end")
 def lost_tasks_end(job: Job, _: None) -> str | None:
-    """The agent of a lost task ends when it can be reached, or within the heartbeat timeout."""
-    spec = job.plan.spec
-    limit = spec.launcher_loss_seconds + spec.kill_wait_seconds + 3
+    """The agent of a lost task ends as soon as it can be reached."""
     for rank, time in job.lost_at.items():
         agent = next((agent for agent in (*job.agents, *job.guests.values()) if agent.rank == rank), None)
-        if agent is not None and agent.ended_at > settled_at(job, rank, time, limit) and job.world.now > time + limit:
-            return f"{agent.name}, lost at {time:.1f} s, ends at {agent.ended_at:.1f} s"
+        limit = settled_at(job, rank, time, job.plan.spec.kill_wait_seconds + _LEFT_SECONDS)
+        if agent is not None and not agent.host.is_lost and limit < min(agent.ended_at, job.world.now):
+            return f"{agent.name}, lost at {time:.1f} s, ends at {agent.ended_at:.1f} s, limit {limit:.1f} s"
     return None
 
 

@@ -215,7 +215,7 @@ class Job:
             if self.plan.is_local:
                 delay = self.draw(0.002, 0.05)
                 self.launcher.at(self.world.now + delay, self._on_agent_exit, agent.rank, agent.returncode)
-            elif all(other.is_dead for other in self.agents):
+            elif all(other.is_dead and not other.host.is_lost for other in self.agents):  # srun awaits lost hosts
                 self.launcher.at(self.world.now + 0.1, self._on_all_exit, 0)
 
     # The launcher, as `launch.launcher.Launcher` calls the state and the service
@@ -431,13 +431,16 @@ class Job:
 
     def _partition(self, fault: Fault) -> None:
         host, (way, is_reset) = self.hosts[fault.target], fault.detail
-        ranks, seconds = (self._all_ranks, 4.0) if is_reset else (self._ranks_on(host), 0.5)
+        is_launcher_cut = host is self.hosts[0]
+        is_all = is_reset or is_launcher_cut
+        ranks, seconds = (self._all_ranks if is_all else self._ranks_on(host)), (4.0 if is_reset else 0.5)
         self._disturb(fault.kind, fault.seconds + seconds, ranks)
         host.cuts_in += way in ("both", "in")
         host.cuts_out += way in ("both", "out")
         if is_reset:
             for connection in self.network.connections:
-                if isinstance(connection.client, AgentProcess) and connection.client.host is host:
+                client = connection.client
+                if isinstance(client, AgentProcess) and (is_launcher_cut or client.host is host):
                     connection.break_now()
         self.outside.at(self.world.now + fault.seconds, self._heal, host, way)
 

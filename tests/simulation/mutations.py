@@ -35,13 +35,14 @@ class Found(NamedTuple):
 
 
 def find(name: str, first: int = 0) -> Found:
-    """Run seeds with one mutation until an invariant is violated."""
+    """Run seeds with one mutation until an invariant is violated that holds without it."""
     target, attribute, replacement = MUTATIONS[name]
-    with mock.patch.object(target, attribute, replacement):
-        for begin in range(first, first + MOST_SEEDS, _BLOCK):
+    for begin in range(first, first + MOST_SEEDS, _BLOCK):
+        with mock.patch.object(target, attribute, replacement):
             violations = run_seeds(range(begin, begin + _BLOCK))
-            if violations:
-                return Found(name, violations[0].seed - first + 1, violations[0].invariant)
+        for violation in violations:
+            if not run_seeds([violation.seed]):
+                return Found(name, violation.seed - first + 1, violation.invariant)
     return Found(name, None, "")
 
 
@@ -96,10 +97,10 @@ def _let_text_decide(self: JobState, record: TaskRecord, on_exit: Any = JobState
     on_exit(self, record)
 
 
-def _keep_guests(self: TaskTable, record: TaskRecord, now: float) -> None:
-    record.is_gone = True
-    for ranks in (self._active, self._unregistered, self._not_ready):
-        ranks.discard(record.rank)
+def _keep_guests(self: TaskTable, record: TaskRecord, now: float, mark_gone: Any = TaskTable.mark_gone) -> None:
+    guests = dict(self._guests)
+    mark_gone(self, record, now)
+    self._guests = guests
 
 
 def _do_not_end_lost(self: DesiredStates, rank: int, of: Any = DesiredStates.of) -> Any:

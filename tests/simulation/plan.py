@@ -68,7 +68,10 @@ class BarrierPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what happens, to which rank, host or guest, when, and for how long or with which number."""
+    """One fault: what happens, to which rank, host or guest, when, and for how long or with which number.
+
+    A partition of host 0, where the launcher runs, cuts it off from all other hosts.
+    """
 
     kind: str
     at: float
@@ -82,7 +85,7 @@ class Plan:
     """One simulated job.
 
     Attributes:
-        hosts: The number of the host of each rank; the launcher is on host 0.
+        hosts: The number of the host of each rank; the launcher is on host 0, perhaps alone.
         start_seconds: When each agent starts; None for one that never does.
         is_quiet: The network has a constant latency, for runs that are compared.
     """
@@ -141,7 +144,8 @@ def make_plan(seed: int) -> Plan:
     )
     is_local = not spares and chance.random() < 0.4
     num_hosts = 1 if is_local else chance.randint(1, 4)
-    hosts = tuple(min(rank * num_hosts // spec.num_tasks, num_hosts - 1) for rank in range(spec.num_tasks))
+    first = int(not is_local and chance.random() < 0.2)
+    hosts = tuple(first + min(rank * num_hosts // spec.num_tasks, num_hosts - 1) for rank in range(spec.num_tasks))
     plan = Plan(seed, spec, is_local, hosts, (), {})
     is_elastic = has_chief and chance.random() < 0.4
     barriers = _barriers(chance, plan.tasks) if chance.random() < 0.35 else ()
@@ -152,6 +156,8 @@ def make_plan(seed: int) -> Plan:
     guests: tuple[ScriptPlan, ...] = ()
     if has_chief and is_elastic and chance.random() < 0.4:
         guests = tuple(_script(chance, Task("worker", 0), 0, has_chief=True) for _ in range(chance.randint(1, 3)))
+        if chance.random() < 0.5:  # it trains until the last guest has joined
+            scripts[Task("chief", 0)] = dataclasses.replace(scripts[Task("chief", 0)], steps=20)
     starts = tuple(
         None if chance.random() < 0.005 else round(chance.uniform(0.05, 0.6), 3) for _ in range(spec.num_tasks)
     )
@@ -253,7 +259,8 @@ def _faults(
                 fault = Fault(kind, at, rank, detail=chance.choice((*FAILURES, 0)))
             case "partition":
                 way = chance.choice(("both", "in", "out"))
-                fault = Fault(kind, at, host, long, (way, chance.random() < 0.3))
+                cut = 0 if 0 not in hosts and chance.random() < 0.5 else host
+                fault = Fault(kind, at, cut, long, (way, chance.random() < 0.3))
             case "host is lost":
                 fault = Fault(kind, at, host)
             case "launcher is paused" | "agent is paused":
