@@ -40,7 +40,7 @@ from tf4slurm.errors import MessageError
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
 REGISTRATION = Registration(3, "n1", "10.0.0.1", 4000, "17-ab", "0.1.0")
 MANY = cluster_from_entries(
-    (index, "worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000)
+    (0, "worker", index, f"node{index:05}", f"10.1.{index >> 8}.{index & 255}", 40001) for index in range(10_000)
 )
 
 WORDS = st.text(max_size=8)
@@ -114,10 +114,15 @@ def test_cluster_converts_to_entries_and_back() -> None:
         (
             Member(0, Task("chief", 0), "n1", Address("10.0.0.1", 4000)),
             Member(1, Task("ps", 0), "n2", Address("fd00::2", 4001)),
+            Member(5, Task("worker", 3), "n3", Address("10.0.0.3", 4002)),
         )
     )
     entries = cluster_to_entries(cluster)
-    assert entries == [(0, "chief", 0, "n1", "10.0.0.1", 4000), (1, "ps", 0, "n2", "fd00::2", 4001)]
+    assert entries == [
+        (0, "chief", 0, "n1", "10.0.0.1", 4000),
+        (0, "ps", 0, "n2", "fd00::2", 4001),
+        (3, "worker", 3, "n3", "10.0.0.3", 4002),
+    ]
     assert cluster_from_entries(entries) == cluster
 
 
@@ -225,7 +230,7 @@ def test_cluster_of_100_000_tasks_survives_encoding() -> None:
     chance = random.Random(7)
     cluster = cluster_from_entries(
         (
-            index,
+            0,
             "worker",
             index,
             f"node{index:05}.cluster.example.org",

@@ -190,9 +190,9 @@ def test_when_every_task_has_registered_all_get_the_cluster(order: tuple[int, ..
     assert job.state.cluster is not None
     assert cluster_to_entries(job.state.cluster) == [
         (0, "chief", 0, "n0", "10.0.0.0", 4000),
-        (1, "ps", 0, "n1", "10.0.0.1", 4001),
-        (2, "worker", 0, "n2", "10.0.0.2", 4002),
-        (3, "worker", 1, "n3", "10.0.0.3", 4003),
+        (0, "ps", 0, "n1", "10.0.0.1", 4001),
+        (0, "worker", 0, "n2", "10.0.0.2", 4002),
+        (0, "worker", 1, "n3", "10.0.0.3", 4003),
     ]
     assert job.state.desired.take_changed() == {0, 1, 2, 3}
     assert [job.desired(rank) for rank in job.ranks] == [DesiredState()] * 4

@@ -67,20 +67,18 @@ class DesiredStates:
         dismissal, exit_code = self._guests.dismissal_of(rank)
         if record is None or record.is_gone:
             dismissal, exit_code = f"{record or 'this worker'} was lost", EXIT_TASK_LOST
-        common = dataclasses.replace(
-            shared,
-            terminate=shared.terminate or bool(dismissal),
-            terminate_reason=shared.terminate_reason or dismissal,
-            rank=rank if is_guest else None,
-            exit_code=exit_code if is_guest else 0,
-        )
-        if record is None:
-            return common
-        return dataclasses.replace(
-            common,
-            workers=self._guests.workers if record.task.task_type == "chief" else (),
-            start_count=record.desired_start_count,
-            released_barrier=record.released_barrier,
-            barrier_error=record.barrier_error,
-            shards=self._grants_of(rank),
-        )
+        fields: dict[str, Any] = {
+            "terminate": shared.terminate or bool(dismissal),
+            "terminate_reason": shared.terminate_reason or dismissal,
+            "rank": rank if is_guest else None,
+            "exit_code": exit_code if is_guest else 0,
+        }
+        if record is not None:
+            fields |= {
+                "workers": self._guests.workers if record.task.task_type == "chief" else (),
+                "start_count": record.desired_start_count,
+                "released_barrier": record.released_barrier,
+                "barrier_error": record.barrier_error,
+                "shards": self._grants_of(rank),
+            }
+        return dataclasses.replace(shared, **fields)

@@ -299,16 +299,22 @@ def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
 
 
 def cluster_to_entries(cluster: Cluster) -> list[tuple[int, str, int, str, str, int]]:
-    """Return (rank, task_type, task_index, node, host, port) of each member, for JSON."""
-    return [(member.rank, *member.task, member.node, *member.address) for member in cluster.members]
+    """Return (gap, task_type, task_index, node, host, port) of each member, for JSON.
+
+    `gap` is the number of smaller ranks that are missing: equal numbers take no space in a compressed message.
+    """
+    return [
+        (member.rank - position, *member.task, member.node, *member.address)
+        for position, member in enumerate(cluster.members)
+    ]
 
 
 def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
     """Return the cluster of the entries from `cluster_to_entries`."""
     return Cluster(
         tuple(
-            Member(rank, Task(task_type, index), node, Address(host, port))
-            for rank, task_type, index, node, host, port in entries
+            Member(position + gap, Task(task_type, index), node, Address(host, port))
+            for position, (gap, task_type, index, node, host, port) in enumerate(entries)
         )
     )
 
