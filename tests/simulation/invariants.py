@@ -92,10 +92,13 @@ def every_process_ends(job: Job, _: None) -> str | None:
 
 @at("end")
 def lost_tasks_end(job: Job, _: None) -> str | None:
-    """The agent of a lost task ends as soon as it can be reached."""
+    """The agent of a lost task ends as soon as the launcher can reach it, or when it counts the launcher as lost."""
+    spec = job.plan.spec
     for rank, time in job.lost_at.items():
         agent = next((agent for agent in (*job.agents, *job.guests.values()) if agent.rank == rank), None)
-        limit = settled_at(job, rank, time, job.plan.spec.kill_wait_seconds + _LEFT_SECONDS)
+        limit = settled_at(job, rank, time, spec.kill_wait_seconds + _LEFT_SECONDS)
+        if min(job.ended_at, job.launcher_died_at or _NEVER) < limit:
+            limit = settled_at(job, rank, time, spec.kill_wait_seconds + _LEFT_SECONDS + spec.launcher_loss_seconds)
         if agent is not None and not agent.host.is_lost and limit < min(agent.ended_at, job.world.now):
             return f"{agent.name}, lost at {time:.1f} s, ends at {agent.ended_at:.1f} s, limit {limit:.1f} s"
     return None
@@ -234,7 +237,7 @@ def broken_barrier_names_tasks_that_did_not_arrive(job: Job, mine: Arrival) -> s
     for name in sorted(names):
         for other in _arrivals(job, mine, expected[name]):
             rank = other.script.rank
-            if other.script in hanging:
+            if other.script in hanging or disturbed_seconds(job, rank, other.since, now):
                 continue
             if other.until >= now > settled_at(job, rank, other.since, _SLACK) and not job.is_gone(rank):
                 return f"{name} waits since {other.since:.3f} s, but: {mine.error}"
@@ -246,7 +249,7 @@ def barrier_timeout_is_job_time(job: Job, mine: Arrival) -> str | None:
     """A barrier times out only after its timeout in job time, which leaves out pauses of the launcher."""
     if not mine.error or "in time" not in mine.error:
         return None
-    others = [other for other in job.arrivals if other.arrival.name == mine.arrival.name and other.until > mine.since]
+    others = [a for a in job.arrivals if a.arrival.name == mine.arrival.name and _overlaps(job, mine, a)]
     since, now = min(other.since for other in (mine, *others)), job.world.now
     passed = now - since - _paused_seconds(job, since, now)
     if passed < mine.arrival.timeout_seconds - _SLACK:

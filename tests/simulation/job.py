@@ -86,6 +86,7 @@ class Job:
         self.srun_died_at: float | None = None
         self.launcher_died_at: float | None = None
         self.outcome_at: float | None = None
+        self.ended_at = float("inf")
         self.has_ended = False
         self.is_over = False  # the processes are being cleaned up
         self._checks = checks
@@ -285,7 +286,7 @@ class Job:
             if seconds is not None:
                 agent.at(self.world.now + seconds, agent.begin)
         await self.service.wait_for_end()
-        self.has_ended = True
+        self.has_ended, self.ended_at = True, self.world.now
         self.record("the job has ended", None, str(self.state.outcome))
         await self.service.close()
 

@@ -84,7 +84,7 @@ def _failures(job: Job) -> list[Candidate]:
         is_consequence = any(_is_known_to_break(job, rank, script.ended_at) for rank in job.killed_agents)
         if is_restarted or is_consequence or script.ended_at > stopping_at or not (is_decisive or script in early):
             continue
-        if script.ended_at > settled_at(job, script.rank, _trained_at(job), REPORT_SECONDS):
+        if script.ended_at > _known_to_be_trained_at(job):
             continue  # only evaluators are not done, so that nothing repeats the training
         code = exit_code_of(script.returncode or 0)
         if script.killed_by == "liveness_probe":
@@ -159,8 +159,14 @@ def _trained_at(job: Job) -> float:
     return min((candidate.earliest for candidate in _completions(job)), default=_NEVER)
 
 
-def _completions(job: Job) -> list[Candidate]:
-    """The exits of the tasks that the job waits for, all with 0."""
+def _known_to_be_trained_at(job: Job) -> float:
+    """Return when the launcher certainly knows that."""
+    done, time = _trained(job), _trained_at(job)
+    return max((settled_at(job, script.rank, time, REPORT_SECONDS) for script in done), default=_NEVER)
+
+
+def _trained(job: Job) -> list[Script]:
+    """Return the scripts of all tasks that the job waits for but evaluators, if all have exited with 0."""
     done: list[Script] = []
     for task in job.plan.tasks:
         role = role_of(task.task_type, has_chief=job.has_chief)
@@ -169,6 +175,14 @@ def _completions(job: Job) -> list[Candidate]:
             if not ends:
                 return []
             done.append(ends[-1])
+    return done
+
+
+def _completions(job: Job) -> list[Candidate]:
+    """The exits of the tasks that the job waits for, all with 0."""
+    done = _trained(job)
+    if not done:
+        return []
     time = max(script.ended_at for script in done)
     seconds = REPORT_SECONDS + (job.plan.spec.finish_timeout_seconds + _TICK_SECONDS if job.plan.spec.evaluators else 0)
     latest = max(settled_at(job, script.rank, time, seconds) for script in done)
@@ -203,6 +217,8 @@ def _may_be_lost(job: Job, number: int) -> bool:
     agent = script.agent if script is not None else agent
     if agent is None:
         return False
+    if any(hanging is script for _, hanging in job.hangs):
+        return True
     ended_at = min(agent.ended_at, script.ended_at if script is not None and script.has_ended else _NEVER)
     return ended_at < settled_at(job, agent.rank, time, REPORT_SECONDS + 0.5) or agent.rank in job.lost_at
 
