@@ -114,6 +114,8 @@ def _is_known_to_break(job: Job, rank: int, time: float) -> bool:
     killed_at = job.killed_agents[rank]
     if job.plan.spec.spares or agent.host.is_lost or not agent.has_registered or _has_finished(job, rank):
         return False
+    if killed_at < (job.srun_died_at or 0.0) < killed_at + job.plan.spec.reconnect_seconds + _TICK_SECONDS:
+        return False  # a failure that is held then is the outcome
     return not _others_disturbed(job, rank, killed_at) and killed_at + REPORT_SECONDS < time
 
 
