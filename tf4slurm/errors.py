@@ -251,6 +251,7 @@ class LaunchError(Tf4SlurmError):
 
 
 class RefusedError(LaunchError):
-    """Slurm refused the job, or did not answer in time."""
+    """Slurm refused the job, or with `may_be_queued` it is unknown whether Slurm accepted the job."""
 
     exit_code = EXIT_REFUSED
+    may_be_queued: bool = False

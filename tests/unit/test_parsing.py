@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.slurm.parsing import (
-    Partition,
-    Reservation,
     SlurmResources,
-    SlurmSite,
+    parse_accounting,
     parse_allocation,
+    parse_comments,
+    parse_job,
+    parse_queue,
     parse_resources,
-    parse_site,
     parse_time_limit,
 )
+from tf4slurm.slurm.site import Partition, Reservation, SlurmSite, parse_nodes, parse_site, parse_version
 
 DATA = Path(__file__).parent.parent / "data"
 CONFIG = (DATA / "scontrol-show-config.txt").read_text()
@@ -133,3 +135,47 @@ def test_missing_fields_are_none() -> None:
 )
 def test_time_limit_is_parsed_as_sbatch_does(limit: str, seconds: int | None) -> None:
     assert parse_time_limit(limit) == seconds
+
+
+GREETING = """
+*** Welcome | to | the | cluster ***
+| Maintenance | Monday | Nodes=all JobState=NEVER SubmitTime=noon NumTasks=99 Partition=none | SLURM_VERSION |
+2 | nodes | down | ask
+a|b|c|d|e|f|g
+CLUSTER: fat
+"""
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_queue, "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|n[1-2]\n18_[1-3]|PENDING|None|0:00|2:00|N/A|\n"),
+        (lambda text: parse_comments(text, "mark"), "17|(null)\n38_2|mark\n38_3|mark\n40+1|mark\n"),
+        (parse_nodes, "debug|0/2/1/3|gpu:a100:4(S:0-1)|icelake,ib\nlow|1K/4/0/1.50K|gpu:4|(null)\n"),
+        (parse_accounting, "CANCELLED by 0|0:15\nFAILED|1:0\n"),
+        (parse_version, "slurm-wlm 22.05.8\n"),
+        (parse_job, ANSWER),
+        (parse_resources, ANSWER),
+        (lambda text: parse_allocation(SlurmAllocation("7", 1, 1, num_nodes=2), text), ANSWER),
+        (lambda text: parse_site(text, PARTITIONS), CONFIG),
+        (lambda text: parse_site(CONFIG, text).partitions, PARTITIONS),
+        (lambda text: parse_site(CONFIG, PARTITIONS, text).features, "debug|0/2/1/3|gpu:4|icelake\n"),
+    ],
+)
+def test_lines_of_others_are_left_out(parse: Callable[[str], object], text: str) -> None:
+    expected = parse(text)
+    assert expected
+    assert parse(GREETING + text) == expected
+    assert parse(text + GREETING) == expected
+
+
+@pytest.mark.parametrize("text", ["", "Welcome\n"])
+def test_output_without_an_own_line_has_no_value(text: str) -> None:
+    assert (parse_queue(text), parse_comments(text, "x"), parse_nodes(text), parse_accounting(text)) == (
+        [],
+        [],
+        [],
+        None,
+    )
+    with pytest.raises(ValueError, match="printed no version"):
+        parse_version(text)

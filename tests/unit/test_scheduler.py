@@ -9,7 +9,7 @@ import pytest
 from tests.unit.test_parsing import CONFIG, PARTITIONS
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.scheduler import check_site, check_slurm, check_version
-from tf4slurm.slurm.parsing import Partition, Reservation, SlurmSite, parse_site
+from tf4slurm.slurm.site import Partition, Reservation, SlurmSite, parse_site
 
 SITE = parse_site(CONFIG, PARTITIONS)
 GOOD = Partition("work", True, "UP", "2-00:00:00", "01:00:00", "OFF", 0)

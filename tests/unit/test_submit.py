@@ -11,17 +11,29 @@ import pytest
 import tf4slurm
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import LaunchError, RefusedError
-from tf4slurm.submission.submit import estimate, submit_environment, submit_script
+from tf4slurm.submission.submit import estimate, submit, submit_environment, submit_script
+
+NO_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake sbatch that saves its arguments and its input, and then runs the shell commands in the file `does`."""
+    """A fake sbatch that saves its arguments and its input, and then runs the shell commands in the file `does`.
+
+    A fake squeue lists the job 4712 with the comment of this sbatch if the file `queued` exists, and other jobs.
+    """
     program = tmp_path / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text(f'#!/bin/bash\necho "$@" >{tmp_path}/arguments\ncat >{tmp_path}/script\n. {tmp_path}/does\n')
     program.chmod(0o755)
+    squeue = program.with_name("squeue")
+    squeue.write_text(
+        f"#!/bin/bash\ncomment=$(grep -o 'tf4slurm-.*' {tmp_path}/arguments)\necho 'Welcome|to all'\n"
+        f'[ -e {tmp_path}/queued ] && echo "4712$(cat {tmp_path}/queued)|$comment"; exit 0\n'
+    )
+    squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr("tf4slurm.submission.submit._FIND_SECONDS", 0.1)
     return tmp_path
 
 
@@ -30,7 +42,77 @@ def test_submit_returns_job_id_and_logs_warnings(sbatch: Path, caplog: pytest.Lo
     assert submit_script("#!/bin/bash\n", os.environ) == "4711"
     assert caplog.messages == ["sbatch: be warned"]
     assert (sbatch / "script").read_text() == "#!/bin/bash\n"
-    assert (sbatch / "arguments").read_text().split() == ["--parsable"]
+    assert re.fullmatch(r"--parsable --comment=tf4slurm-[0-9a-f]{16}\n", (sbatch / "arguments").read_text())
+
+
+def test_comment_of_the_script_is_kept(sbatch: Path) -> None:
+    (sbatch / "does").write_text("echo 4711")
+    submit_script("#!/bin/bash\n#SBATCH --comment=mine\n", os.environ)
+    assert (sbatch / "arguments").read_text() == "--parsable\n"
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "Welcome to the cluster\n4711\n",
+        "4711\nYour project has 12 hours left.\n",
+        "*** 24 ***\n\n4711  \nBye\n",
+        "Welcome\n4711;fat\nBye\n",
+    ],
+)
+def test_greeting_beside_the_job_id_is_left_out(sbatch: Path, printed: str) -> None:
+    (sbatch / "does").write_text(f"printf {printed!r}")
+    assert submit_script("", os.environ) == "4711"
+
+
+@pytest.mark.parametrize("element", ["", "_[0-3]", "+0"])
+@pytest.mark.parametrize(
+    "does",
+    [
+        f"echo '{NO_ANSWER}' >&2; exit 1",
+        "echo Submitted",
+        "echo 4711; echo 24",
+        "echo 4712; exit 3  # a wrapper fails after sbatch",
+        "kill -9 $$",
+    ],
+)
+def test_job_is_found_by_its_comment_if_sbatch_does_not_show_it(
+    sbatch: Path, does: str, element: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sbatch / "does").write_text(does)
+    (sbatch / "queued").write_text(element)
+    assert submit_script("", os.environ) == "4712"
+    assert any(message.startswith("squeue shows the job as 4712, although:\n") for message in caplog.messages)
+
+
+@pytest.mark.parametrize("script", ["", "#SBATCH --comment=mine\n"])
+@pytest.mark.parametrize("does", [f"echo '{NO_ANSWER}' >&2; exit 1", "echo Submitted", "echo no budget; exit 1"])
+def test_job_that_squeue_does_not_show_may_be_queued(sbatch: Path, does: str, script: str) -> None:
+    (sbatch / "does").write_text(does)
+    with pytest.raises(RefusedError, match="unknown whether Slurm accepted the job") as unknown:
+        submit_script(script, os.environ)
+    assert (unknown.value.exit_code, unknown.value.may_be_queued) == (4, True)
+
+
+def test_last_of_several_numbers_is_the_job_if_squeue_does_not_answer(sbatch: Path) -> None:
+    (sbatch / "does").write_text("echo 24; echo 4711")
+    (sbatch / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    assert submit_script("", os.environ) == "4711"
+
+
+@pytest.mark.parametrize(
+    ("does", "is_kept"),
+    [(f"echo '{NO_ANSWER}' >&2; exit 1", True), ("echo 'sbatch: error: Invalid qos' >&2; exit 1", False)],
+)
+def test_script_of_a_job_that_may_be_queued_is_kept(
+    sbatch: Path, does: str, is_kept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sbatch / "does").write_text(does)
+    with pytest.raises(RefusedError):
+        submit(BatchSpec(("true",), workers=1, runs_directory=sbatch / "runs"), os.environ)
+    kept = [str(path) for path in (sbatch / "runs").glob("*.draft")]
+    assert caplog.messages == [f"the batch script is kept as {path}" for path in kept]
+    assert len(kept) == is_kept
 
 
 @pytest.mark.parametrize("chosen", [False, True])
@@ -48,13 +130,7 @@ def test_refusal_contains_slurms_message(sbatch: Path) -> None:
     (sbatch / "does").write_text("echo 'sbatch: error: Invalid qos' >&2; exit 1")
     with pytest.raises(RefusedError, match="sbatch: error: Invalid qos") as refused:
         submit_script("", os.environ)
-    assert (refused.value.exit_code, refused.value.returncode) == (4, 1)
-
-
-def test_output_without_a_job_id_is_an_error(sbatch: Path) -> None:
-    (sbatch / "does").write_text("echo Submitted")
-    with pytest.raises(LaunchError, match="no job id: 'Submitted"):
-        submit_script("", os.environ)
+    assert (refused.value.exit_code, refused.value.returncode, refused.value.may_be_queued) == (4, 1, False)
 
 
 def test_sbatch_times_out(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +138,21 @@ def test_sbatch_times_out(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (sbatch / "does").write_text("exec sleep 60")
     with pytest.raises(RefusedError, match=r"after 0\.5 s") as refused:
         submit_script("", os.environ)
-    assert refused.value.returncode < 0
+    assert (refused.value.returncode, refused.value.may_be_queued) == (-1, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("Invalid job id specified", "does not know that job"), ("Socket timed out on send/recv operation", "timed out")],
+)
+def test_job_of_after_is_unknown_only_if_slurm_answers(sbatch: Path, error: str, words: str) -> None:
+    scontrol = sbatch / "bin" / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho 'slurm_load_jobs error: {error}' >&2; exit 1\n")
+    scontrol.chmod(0o755)
+    spec = BatchSpec(("true",), workers=1, after=("17",), runs_directory=sbatch / "runs")
+    with pytest.raises(RefusedError, match=words) as refused:
+        submit(spec, os.environ)
+    assert ("does not know" in str(refused.value)) is ("Invalid" in error)
 
 
 def test_missing_sbatch_points_to_tf4slurm_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,7 +163,7 @@ def test_missing_sbatch_points_to_tf4slurm_script(monkeypatch: pytest.MonkeyPatc
 
 
 def test_estimate_is_slurms_message(sbatch: Path) -> None:
-    (sbatch / "does").write_text("echo 'sbatch: Job 4 to start at noon' >&2")
+    (sbatch / "does").write_text("echo 'Welcome to Slurm' >&2; echo 'sbatch: Job 4 to start at noon' >&2")
     assert estimate(BatchSpec(("true",), workers=1), os.environ) == "Job 4 to start at noon"
     assert (sbatch / "arguments").read_text().split() == ["--test-only"]
 

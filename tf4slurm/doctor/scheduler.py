@@ -14,7 +14,8 @@ from tf4slurm.errors import LaunchError
 from tf4slurm.settings import Setting
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.slurm.parsing import Partition, SlurmSite, parse_time_limit
+from tf4slurm.slurm.parsing import parse_time_limit
+from tf4slurm.slurm.site import Partition, SlurmSite
 from tf4slurm.spec import JobSpec
 
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default

@@ -1,7 +1,8 @@
 """Make srun command lines, and run scontrol, squeue, sacct, scancel and sattach.
 
-Each function that runs a program raises LaunchError if the program cannot be started, fails or times out. The error
-contains what the program wrote to standard error.
+A site's wrapper or plugin may print lines of its own, so output is never parsed as a whole: lines of another form are
+left out. Each function that runs a program raises LaunchError if the program cannot be started, fails or times out. The
+error contains what the program wrote to standard error.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.parsing import (
-    NODES_FORMAT,
+    ACCOUNTING_FORMAT,
+    COMMENT_FORMAT,
     SQUEUE_FORMAT,
     QueueEntry,
     SlurmJob,
     SlurmResources,
-    SlurmSite,
+    parse_accounting,
     parse_allocation,
-    parse_exit_code,
+    parse_comments,
     parse_fields,
     parse_job,
     parse_layout,
     parse_queue,
     parse_resources,
-    parse_site,
 )
+from tf4slurm.slurm.site import NODES_FORMAT, SlurmSite, parse_nodes, parse_site, parse_version
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ def run_program(
     """Run one of Slurm's programs to its end, with `text` as its standard input."""
     line = " ".join(command)
     if environ is None:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_USER_DEFAULTS)}
+        environ = _without_user_defaults(os.environ)
     try:
         done = subprocess.run(
             command,
@@ -79,6 +81,10 @@ def run_program(
         message = f"{line} exited with code {done.returncode}: {words}"
         raise LaunchError(message, command=command, returncode=done.returncode, stderr=done.stderr)
     return done
+
+
+def _without_user_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith(_USER_DEFAULTS)}
 
 
 def srun_command(
@@ -133,7 +139,7 @@ def missing_programs() -> tuple[str, ...]:
 
 def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
     """Return the version of Slurm's programs on this host, such as "22.05.8"; send no request to the controller."""
-    return _read(("srun", "--version"), timeout_seconds).strip().rpartition(" ")[2]
+    return _query(("srun", "--version"), parse_version, timeout_seconds)
 
 
 def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
@@ -150,7 +156,8 @@ def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
 
 def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
     """Return the names of Slurm's partitions."""
-    return list(dict.fromkeys(_read(("sinfo", "--noheader", "--format=%R"), timeout_seconds).split()))
+    rows = parse_nodes(_read(("sinfo", "--noheader", f"--format={NODES_FORMAT}"), timeout_seconds))
+    return list(dict.fromkeys(row[0] for row in rows))
 
 
 def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
@@ -161,7 +168,8 @@ def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
 def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
     """Return the state of a job, with the preemption mode of its partition."""
     job = _query(("scontrol", "show", "job", job_id), parse_job, timeout_seconds)
-    partition = parse_fields(_read(("scontrol", "show", "partition", job.partition), timeout_seconds))
+    answer = _read(("scontrol", "show", "partition", job.partition), timeout_seconds)
+    partition = parse_fields(answer, "PartitionName")
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
 
 
@@ -196,12 +204,17 @@ def query_queue(
         raise
 
 
+def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_seconds: float) -> list[str]:
+    """Return the ids of this user's jobs with this comment, including recently ended jobs."""
+    command = ("squeue", "-h", "--me", "-t", "all", "-o", COMMENT_FORMAT)
+    done = run_program(command, timeout_seconds, environ=_without_user_defaults(environ))
+    return parse_comments(done.stdout, comment)
+
+
 def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
     """Return the final state and the exit code of a job; None if the accounting database lacks the job."""
-    command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", "State,ExitCode")
-    line = next(iter(_read(command, timeout_seconds).splitlines()), "")
-    state, _, codes = line.partition("|")
-    return (state.split()[0], parse_exit_code(codes)) if state else None
+    command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ACCOUNTING_FORMAT)
+    return parse_accounting(_read(command, timeout_seconds))
 
 
 def signal_batch(job_id: str, signal_name: str) -> None:

@@ -1,18 +1,19 @@
-"""Parse the output of scontrol, squeue and sattach: jobs, the site's configuration, and the layout of a step."""
+"""Parse what scontrol, squeue, sacct and sattach print about jobs; lines of another form are left out."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.slurm.environ import SlurmAllocation
 
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
-NODES_FORMAT = "%R|%F|%G|%f"  # partition, numbers of allocated/idle/other/all nodes, GPUs, features
+COMMENT_FORMAT = "%i|%k"
+ACCOUNTING_FORMAT = "State,ExitCode"
 ENDED_STATES = {
     "COMPLETED": COMPLETED,
     **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
@@ -20,10 +21,10 @@ ENDED_STATES = {
 }
 """Slurm's states of ended jobs, each with tf4slurm's state."""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
-_SETTING = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
-_GPU_TYPE = re.compile(r"\bgpu:([A-Za-z]\w*)")
-_PORTS = re.compile(r"\bports=([\d,-]+)")
+_JOB_ID = re.compile(r"\d+[\d_+\[\],%-]*")  # also 38_2, 38_[3-9%2] and 38+1
+_STATE = re.compile(r"[A-Z_]+")
+_ACCOUNTING_LINE = re.compile(r"^(?P<state>[A-Z_]+)\+?( by \d+)?\|(?P<codes>\d+:\d+)\s*$", re.MULTILINE)
 _REASONS = {
     "AssocGrpCPUMinutesLimit": "your group has used all its CPU time",
     "AssocGrpGRES": "your group uses as many GPUs as its limit allows",
@@ -35,6 +36,7 @@ _REASONS = {
     "JobArrayTaskLimit": "as many elements of the array are running as its limit allows",
     "JobHeldAdmin": "an administrator has held the job",
     "JobHeldUser": "you have held the job: release it with scontrol release",
+    "JobLaunchFailure": "a node could not start the batch script; ask the administrators for slurmd's log",
     "Licenses": "the job waits for a licence",
     "NodeDown": "a node that the job needs is down",
     "PartitionDown": "the partition is down",
@@ -115,73 +117,11 @@ class QueueEntry:
 
     @property
     def explained_reason(self) -> str:
-        """Slurm's reason why the job is pending, with an explanation of common ones."""
+        """Slurm's reason why the job is pending or has failed, with an explanation of common ones."""
         if self.reason == "None":
             return "Slurm has not considered the job yet"
         meaning = _REASONS.get(self.reason.split(",")[0].strip("()").removesuffix("_"))
         return f"{self.reason}: {meaning}" if meaning else self.reason
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A partition. Times are in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
-
-    Attributes:
-        preempt_mode: Effect of preemption: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
-        grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
-        num_nodes: Number of nodes; 0 if unknown.
-        num_unavailable: Number of nodes that are drained, down or reserved.
-    """
-
-    name: str
-    is_default: bool
-    state: str
-    max_time: str
-    default_time: str
-    preempt_mode: str
-    grace_period_seconds: int
-    num_nodes: int = 0
-    num_unavailable: int = 0
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """A reservation of nodes for maintenance; times such as "2026-11-24T00:04:44", in the time zone of this host."""
-
-    name: str
-    start: str
-    end: str
-    nodes: str
-
-
-@dataclass(frozen=True)
-class SlurmSite:
-    """The settings of a site that affect a parameter-server job.
-
-    Attributes:
-        version: Version of the controller, such as "22.05.8".
-        has_accounting: Whether the site has a database of ended jobs, which sacct reads.
-        reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation; empty if none.
-        requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
-        kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
-        process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
-        settings: All settings by their names in slurm.conf; "(null)" if not set.
-        maintenance: Current and future reservations for maintenance.
-        gpu_types: Such as "a100".
-        features: Features of nodes, which --constraint requests.
-    """
-
-    version: str
-    has_accounting: bool
-    reserved_ports: str
-    requeues: bool
-    kill_wait_seconds: int
-    process_tracking: str
-    partitions: tuple[Partition, ...]
-    settings: Mapping[str, str] = field(default_factory=dict)
-    maintenance: tuple[Reservation, ...] = ()
-    gpu_types: frozenset[str] = frozenset()
-    features: frozenset[str] = frozenset()
 
 
 def parse_job(text: str) -> SlurmJob:
@@ -190,7 +130,7 @@ def parse_job(text: str) -> SlurmJob:
     Raises:
         ValueError: The text is not the output of this command.
     """
-    fields = parse_fields(text)
+    fields = parse_fields(text, "JobId")
     if "JobState" not in fields:
         raise ValueError(f"{text[:200]!r} is not the output of scontrol show job.")
     return SlurmJob(
@@ -211,7 +151,7 @@ def parse_allocation(allocation: SlurmAllocation, text: str) -> SlurmAllocation:
     Raises:
         ValueError: A number is missing.
     """
-    fields = parse_fields(text)
+    fields = parse_fields(text, "JobId")
     cpus_per_task = fields.get("CPUs/Task", "")
     return dataclasses.replace(
         allocation,
@@ -229,7 +169,7 @@ def _required_number(fields: Mapping[str, str], name: str) -> int:
 
 def parse_resources(text: str) -> SlurmResources:
     """Parse the resources in the output of `scontrol show job ID`."""
-    fields = parse_fields(text)
+    fields = parse_fields(text, "JobId")
     return SlurmResources(
         submitted=_parse_time(fields.get("SubmitTime", "")),
         started=_parse_time(fields.get("StartTime", "")),
@@ -240,47 +180,27 @@ def parse_resources(text: str) -> SlurmResources:
 
 
 def parse_queue(text: str) -> list[QueueEntry]:
-    """Parse the output of squeue in `SQUEUE_FORMAT`; ignore other lines."""
-    rows = (line.split("|") for line in text.splitlines())
-    return [QueueEntry(*(field.strip() for field in row)) for row in rows if len(row) == 7]
+    """Parse the output of squeue in `SQUEUE_FORMAT`."""
+    rows = ([field.strip() for field in line.split("|")] for line in text.splitlines())
+    return [
+        QueueEntry(*row) for row in rows if len(row) == 7 and _JOB_ID.fullmatch(row[0]) and _STATE.fullmatch(row[1])
+    ]
 
 
-def parse_site(config: str, partitions: str, nodes: str = "", reservations: str = "") -> SlurmSite:
-    """Parse the configuration of a site, and the state of its nodes.
+def parse_comments(text: str, comment: str) -> list[str]:
+    """Return the ids of the jobs with this comment, from the output of squeue in `COMMENT_FORMAT`.
 
-    Args:
-        config: Output of `scontrol show config`.
-        partitions: Output of `scontrol --oneliner show partition`.
-        nodes: Output of sinfo in `NODES_FORMAT`.
-        reservations: Output of `scontrol --oneliner show reservation`.
-
-    Raises:
-        ValueError: `config` is not the output of this command.
+    An id is that of the whole job, without the element of an array or the component of a heterogeneous job.
     """
-    values = {match["name"]: match["value"] for match in _SETTING.finditer(config)}
-    if "SLURM_VERSION" not in values:
-        raise ValueError(f"{config[:200]!r} is not the output of scontrol show config")
-    ports = _PORTS.search(values.get("MpiParams", ""))
-    rows = [row for row in (line.split("|") for line in nodes.splitlines()) if len(row) == 4]
-    return SlurmSite(
-        version=values["SLURM_VERSION"],
-        has_accounting=values.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
-        reserved_ports=ports[1] if ports else "",
-        requeues=values.get("JobRequeue") == "1",
-        kill_wait_seconds=_leading_number(values.get("KillWait", "")),
-        process_tracking=values.get("ProctrackType", "").rpartition("/")[2],
-        partitions=tuple(_parse_partition(line, rows) for line in partitions.splitlines() if "PartitionName=" in line),
-        settings=values,
-        maintenance=tuple(_parse_maintenance(reservations)),
-        gpu_types=frozenset(match[1] for row in rows for match in _GPU_TYPE.finditer(row[2])),
-        features=frozenset(name for row in rows for name in row[3].split(",") if name not in ("", "(null)")),
-    )
+    rows = (line.strip().partition("|") for line in text.splitlines())
+    ids = (re.split(r"[_+]", job_id)[0] for job_id, _, found in rows if found == comment and _JOB_ID.fullmatch(job_id))
+    return list(dict.fromkeys(ids))
 
 
-def _parse_maintenance(text: str) -> Iterator[Reservation]:
-    for fields in map(parse_fields, text.splitlines()):
-        if "MAINT" in fields.get("Flags", "").split(","):
-            yield Reservation(*(fields.get(name, "") for name in ("ReservationName", "StartTime", "EndTime", "Nodes")))
+def parse_accounting(text: str) -> tuple[str, int] | None:
+    """Return state and exit code of the first job in sacct's output in `ACCOUNTING_FORMAT`; None without a job."""
+    match = _ACCOUNTING_LINE.search(text)
+    return (match["state"], parse_exit_code(match["codes"])) if match else None
 
 
 def parse_layout(text: str) -> list[str]:
@@ -303,32 +223,15 @@ def parse_layout(text: str) -> list[str]:
     return [nodes[rank] for rank in range(num_tasks)]
 
 
-def _parse_partition(line: str, nodes: Sequence[Sequence[str]]) -> Partition:
-    fields = parse_fields(line)
-    counts = [row[1].split("/") for row in nodes if row[0] == fields["PartitionName"]]
-    return Partition(
-        name=fields["PartitionName"],
-        is_default=fields.get("Default") == "YES",
-        state=fields.get("State", ""),
-        max_time=fields.get("MaxTime", ""),
-        default_time=fields.get("DefaultTime", ""),
-        preempt_mode=fields.get("PreemptMode", ""),
-        grace_period_seconds=_leading_number(fields.get("GraceTime", "")),
-        num_nodes=sum(_leading_number(each[-1]) for each in counts),
-        num_unavailable=sum(_leading_number(each[-2]) for each in counts if len(each) == 4),
-    )
+def parse_fields(text: str, first: str = "") -> dict[str, str]:
+    """Parse NAME=VALUE pairs; the first value of a repeated name is kept.
 
-
-def _leading_number(text: str) -> int:
-    """Return the number at the start of a text such as "30 sec", else 0."""
-    match = re.match(r"\d{1,9}", text)
-    return int(match[0]) if match else 0
-
-
-def parse_fields(text: str) -> dict[str, str]:
-    """Parse NAME=VALUE pairs; the first value of a repeated name is kept."""
+    With the name of the `first` field of scontrol's records, only the first record is parsed: its line, and the
+    indented lines after it.
+    """
+    record = re.search(rf"^{first}=.*(\n[ \t]+\S.*)*", text, re.MULTILINE) if first else None
     found: dict[str, str] = {}
-    for match in _FIELD.finditer(text):
+    for match in _FIELD.finditer(record[0] if record is not None else text):
         found.setdefault(match["name"], match["value"])
     return found
 

@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4Slu
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.checks import check_command
-from tf4slurm.slurm.commands import run_program
+from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
@@ -33,8 +34,15 @@ _KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))
 _OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
-_JOB_ID = re.compile(r"(?P<job_id>\d+)(;(?P<cluster>\S+))?")
-_SBATCH_PREFIX = re.compile(r"^(sbatch: )?(error: )?", re.MULTILINE)
+_JOB_ID = re.compile(r"^(?P<job_id>\d+)(;(?P<cluster>\S+))?[ \t\r]*$", re.MULTILINE)  # sbatch --parsable
+_OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts abbreviations
+_SBATCH_LINE = re.compile(r"^sbatch: (?:error: )?(.*)$", re.MULTILINE)
+# slurm_errno.h: the request may have reached the controller, but the answer did not come back.
+_NO_ANSWER = re.compile(
+    r"timed out|Zero Bytes were transmitted|Unable to contact slurm controller|Unexpected message received"
+    r"|[Cc]onnection|Message (send|receive) failure|Communication shutdown failure|Broken pipe",
+)
+_FIND_SECONDS, _FIND_PAUSE_SECONDS = 10.0, 0.5
 
 
 def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
@@ -49,7 +57,9 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
             take_snapshot(spec.snapshot, Path.cwd(), snapshot, spec.command)
         job_id = submit_script(text, environ)
     except Tf4SlurmError as error:
-        if not (isinstance(error, RefusedError) and error.returncode < 0):  # timed out: Slurm may have the job
+        if isinstance(error, RefusedError) and error.may_be_queued:
+            logger.warning("the batch script is kept as %s", draft)
+        else:
             draft.unlink(missing_ok=True)
             if snapshot is not None:
                 shutil.rmtree(snapshot, ignore_errors=True)
@@ -84,7 +94,7 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
 def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
     """Return Slurm's estimate of when and where the job would start, without submitting it."""
     done = _run(("sbatch", "--test-only"), *_prepare(spec, environ))
-    return _SBATCH_PREFIX.sub("", done.stderr).strip()
+    return "\n".join(_SBATCH_LINE.findall(done.stderr)) or done.stderr.strip()
 
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -121,21 +131,69 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
 def submit_script(text: str, environ: Mapping[str, str], directory: Path | None = None) -> str:
     """Submit a batch script; log sbatch's warnings, return the job's id.
 
+    A unique comment marks the job, unless the script sets a comment. Where sbatch does not show whether Slurm accepted
+    the job, squeue is asked for the job with this comment.
+
     Raises:
-        RefusedError: sbatch refused the script or timed out.
-        LaunchError: sbatch cannot be started, or printed no job id.
+        RefusedError: sbatch refused the script, or with `may_be_queued` it is unknown whether Slurm accepted the job.
+        LaunchError: sbatch cannot be started.
     """
-    done = _run(("sbatch", "--parsable"), text, environ, directory)
-    match = _JOB_ID.fullmatch(done.stdout.strip())
-    if match is None:
-        message = f"sbatch exited with code 0 but printed no job id: {done.stdout[-300:]!r}."
-        raise LaunchError(message, command=done.args, stderr=done.stderr)
-    if done.stderr.strip():
-        logger.warning("%s", done.stderr.strip())
-    if match["cluster"] and "SLURM_CLUSTERS" not in environ:
+    comment = "" if _OWN_COMMENT.search(text) else f"tf4slurm-{secrets.token_hex(8)}"
+    command = ("sbatch", "--parsable", *([f"--comment={comment}"] if comment else []))
+    answers: list[re.Match[str]] = []
+    doubt: RefusedError | None = None
+    try:
+        done = _run(command, text, environ, directory)
+    except RefusedError as error:
+        if _is_refusal(error):
+            raise
+        doubt = error
+    else:
+        answers = list({match["job_id"]: match for match in _JOB_ID.finditer(done.stdout)}.values())
+        if done.stderr.strip():
+            logger.warning("%s", done.stderr.strip())
+    if len(answers) == 1:
+        _warn_of_other_cluster(answers[0]["cluster"], environ)
+        return str(answers[0]["job_id"])
+    what = str(doubt) if doubt is not None else f"sbatch exited with code 0, but printed no job id: {done.stdout!r}."
+    job_id = _find_submitted(comment, environ) if comment else None
+    if job_id is not None:
+        logger.warning("squeue shows the job as %s, although:\n%s", job_id, what)
+        return job_id
+    if answers:  # a site's greeting has a line of digits, and comes first
+        return str(answers[-1]["job_id"])
+    why = f"squeue shows no job with the comment {comment}" if comment else "the job has a comment of its own"
+    raise RefusedError(
+        f"{what}\nIt is unknown whether Slurm accepted the job: {why}. Check with squeue --me before you submit again.",
+        command=command,
+        returncode=doubt.returncode if doubt is not None else 0,
+        stderr=doubt.stderr if doubt is not None else done.stderr,
+        may_be_queued=True,
+    ) from doubt
+
+
+def _is_refusal(error: RefusedError) -> bool:
+    """Return whether sbatch itself reports that the job was not accepted; a site's wrapper may fail after sbatch."""
+    has_reason = _SBATCH_LINE.search(error.stderr) is not None
+    return error.returncode > 0 and has_reason and _NO_ANSWER.search(error.stderr) is None
+
+
+def _find_submitted(comment: str, environ: Mapping[str, str]) -> str | None:
+    """Return the id of the job with this comment; None if squeue does not show one within 10 s."""
+    deadline = time.monotonic() + _FIND_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(LaunchError):
+            found = find_jobs_with_comment(comment, environ, timeout_seconds=left)
+            if found:
+                return found[0]
+        time.sleep(_FIND_PAUSE_SECONDS)
+    return None
+
+
+def _warn_of_other_cluster(cluster: str | None, environ: Mapping[str, str]) -> None:
+    if cluster and "SLURM_CLUSTERS" not in environ:
         text = "the job is on cluster %s: with export SLURM_CLUSTERS=%s, tf4slurm and Slurm's commands find it"
-        logger.warning(text, match["cluster"], match["cluster"])
-    return match["job_id"]
+        logger.warning(text, cluster, cluster)
 
 
 def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
@@ -144,7 +202,7 @@ def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
         try:
             _run(("scontrol", "--oneliner", "show", "job", job_id), "", environ)
         except RefusedError as error:
-            if error.returncode < 0:
+            if "Invalid job id" not in error.stderr:  # the controller did not answer
                 raise
             raise RefusedError(
                 f"--after {job_id}: {error.stderr.strip()}. Slurm does not know that job: check its id. Slurm forgets "
@@ -166,11 +224,9 @@ def _run(
             kind: type[LaunchError] = LaunchError
             message = f'{error} Submit from a host that has them, or submit the output of "tf4slurm script" there.'
         elif error.returncode < 0:
-            kind = RefusedError
-            message = f"{error} The job may have been accepted: check with squeue --me before you submit again."
+            kind, message = RefusedError, str(error)
         else:
-            kind = RefusedError
-            message = f"{command[0]} refused:\n{error.stderr.strip() or str(error)}"
+            kind, message = RefusedError, f"{command[0]} exited with code {error.returncode}:\n{error.stderr.strip()}"
         raise kind(message, command=command, returncode=error.returncode, stderr=error.stderr) from error
 
 
