@@ -226,14 +226,17 @@ def form_cluster(
         "timeout_seconds": timeout_seconds,
     }
     sidecar = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, _HOME, json.dumps(request)],
+        [sys.executable, "-c", _MAIN, _HOME],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     _sidecars.append(sidecar)
     atexit.register(_end_sidecar, sidecar, runs_service=step.rank == 0)
+    assert sidecar.stdin is not None
     assert sidecar.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # the sidecar has exited, and its answer is missing
+        print(json.dumps(request), file=sidecar.stdin, flush=True)  # an argument could be too long
     line = sidecar.stdout.readline()  # returns in time, because the sidecar has timeouts
     answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar exited.", {}]}
     if "error" in answer:

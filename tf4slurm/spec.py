@@ -345,9 +345,12 @@ class JobSpec:
         return words
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values; `JobSpec(**values)` reads them."""
-        values = {name: getattr(self, name) for name in options_of(JobSpec)}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        """Return the options as JSON values, with ranges of ports; `JobSpec(**values)` reads them."""
+        values = {name: (each, getattr(self, name)) for name, each in options_of(JobSpec).items()}
+        return {
+            name: each.to_text(value) if value and (each.format or isinstance(value, Path)) else value
+            for name, (each, value) in values.items()
+        }
 
     def _require_command(self) -> None:
         if not self.command:

@@ -58,6 +58,14 @@ def test_salloc_runs_one_task_per_host(job: Job, lab: SlurmLab) -> None:
     assert job.wait() == 0
 
 
+def test_many_ports_fit_into_the_environment_of_the_agents(job: Job) -> None:
+    job.start("--ps", "0", "--workers", "0", "--ports", "20000-39999", prefix=("salloc", "-Q", "-n1"))
+    (addresses,) = job.wait_for_child("chief-0")["config"]["cluster"].values()
+    assert 20000 <= int(addresses[0].rpartition(":")[2]) < 40000
+    job.end_child("chief-0")
+    assert job.wait() == 0
+
+
 def test_interface_option_selects_the_network(job: Job, lab: SlurmLab) -> None:
     job.start(*ROLES, "--interface", "ib0", prefix=SALLOC)
     cluster = job.wait_for_child("worker-1")["config"]["cluster"]

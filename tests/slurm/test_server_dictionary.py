@@ -100,6 +100,15 @@ def test_counts_of_roles_may_be_spread_over_nodes(tmp_path: Path, lab: SlurmLab)
     assert [path.name for path in tmp_path.glob("runs/step-*/*")] == ["logs"]
 
 
+@pytest.mark.parametrize("ports", ["range(20000, 65536)", "range(20000, 60000, 2)"])
+def test_many_ports_are_accepted_or_refused_in_words(tmp_path: Path, lab: SlurmLab, ports: str) -> None:
+    result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, ports={ports})", "-N4", "-n4")
+    if "2)" in ports:
+        assert "20,000 single ports and ranges are too many" in result.stderr
+    else:
+        check_addresses(lab, answers(result))
+
+
 def test_task_that_does_not_register_is_named(tmp_path: Path, lab: SlurmLab) -> None:
     imports = "from tf4slurm import *\nif os.environ['SLURM_PROCID'] == '2': sys.exit(0)"
     result = run(lab, tmp_path, f"get_server_dictionary({ROLES}, timeout_seconds=10)", "-N4", "-n4", imports=imports)

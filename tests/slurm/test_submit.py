@@ -127,6 +127,24 @@ def test_test_only_submits_nothing(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4s
     assert not (tmp_path / "runs").exists()
 
 
+WRAPPER = """#!/bin/bash
+echo "Welcome to the cluster."
+PATH={path} sbatch "$@" {end}
+"""
+
+
+@pytest.mark.parametrize("end", [">/dev/null", "&& echo Bye", ">/dev/null; exit 1"])
+def test_job_is_found_behind_a_wrapper_of_sbatch(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm, end: str) -> None:
+    wrapper = tmp_path / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(WRAPPER.format(path=os.environ["PATH"], end=end))
+    wrapper.chmod(0o755)
+    path = f"{wrapper.parent}:{os.environ['PATH']}"
+    job_id = submit(tf4slurm, "--single", "-J", "x", "--", *SAYS_ITS_ARGUMENTS, PATH=path)
+    assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == [f"x-{job_id}.sh"]
+
+
 def test_array_elements_run_with_their_lines(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     (tmp_path / "lines").write_text("--rate 0.1\n--words 'two words'\n")
     command = ("--", *SAYS_ITS_ARGUMENTS, "--seed", "1")

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import LaunchError, LayoutError
-from tf4slurm.slurm.commands import exited_tasks, layout_of, query_layout, srun_command, srun_on_each_node_command
+from tf4slurm.slurm.commands import (
+    exited_tasks,
+    layout_of,
+    query_layout,
+    query_queue,
+    srun_command,
+    srun_on_each_node_command,
+)
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
 
 ALWAYS = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
@@ -118,3 +125,18 @@ def test_without_sattach_layout_error_of_the_environment_is_raised(monkeypatch: 
         layout_of(SlurmStep.from_environ(ARBITRARY))
     with pytest.raises(LaunchError, match="cannot be started"):
         query_layout(SlurmStep.from_environ(ARBITRARY))
+
+
+def test_long_list_of_jobs_is_queried_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One argument of all ids would be too long for Linux."""
+    ids = [f"1234567890_{number}" for number in range(10_000)]
+    squeue = tmp_path / "squeue"
+    squeue.write_text(
+        '#!/bin/bash\nids="$*"; ids=${ids##*-j }; ids=${ids%% -o*}\n'
+        "[ $ids = $gone ] && { echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }\n"
+        'for id in ${ids//,/ }; do echo "$id|RUNNING|None|1:00|2:00|N/A|n1"; done\n'
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("gone", ",".join(ids[1000:2000]))
+    assert [entry.job_id for entry in query_queue(ids)] == ids[:1000] + ids[2000:]

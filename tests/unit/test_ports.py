@@ -154,6 +154,11 @@ def test_ports_are_formatted(ports: tuple[int, ...], text: str) -> None:
     assert format_ports(ports) == text
 
 
+def test_ports_too_many_for_a_variable_are_refused() -> None:
+    with pytest.raises(ValueError, match="32,767 single ports and ranges are too many"):
+        parse_ports(format_ports(range(1, 65535, 2)))
+
+
 @given(st.lists(PORT, min_size=1))
 def test_ports_survive_the_round_trip(ports: list[int]) -> None:
     assert parse_ports(format_ports(ports)) == tuple(ports)

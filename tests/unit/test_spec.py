@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tf4slurm.agent.rendezvous import spec_from_environ, spec_to_environ
 from tf4slurm.errors import OptionError
 from tf4slurm.spec import JobSpec, StopSignal
 from tf4slurm.system.exec_child import STOP_SIGNALS
@@ -73,6 +74,14 @@ def test_control_service_tries_control_port_or_the_ports_from_the_last(
 ) -> None:
     spec = JobSpec(("true",), workers=1, ports=ports, control_port=control_port)
     assert spec.service_ports == expected
+
+
+def test_many_ports_are_short_in_the_environment_of_the_agents() -> None:
+    spec = JobSpec(("true",), workers=1, ports=tuple(range(20_000, 65_536)))
+    environ = spec_to_environ(spec, Path("runs"))
+    assert max(map(len, environ.values())) < 4_000
+    assert spec_from_environ(spec.command, environ)[0] == spec
+    assert spec.to_json()["ports"] == "20000-65535"
 
 
 def test_stop_signals_of_options_and_processes_are_the_same() -> None:

@@ -170,13 +170,13 @@ def _cancel(step: SlurmStep) -> None:
 
 
 def main() -> NoReturn:
-    """Run the sidecar of the script that started this process; the first argument is the request, as JSON."""
+    """Run the sidecar of the script that started this process; the first line of its input is the request, as JSON."""
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
 
     def run(environ: Mapping[str, str]) -> None:
         try:
-            asyncio.run(_run_sidecar(json.loads(sys.argv[1]), SlurmStep.from_environ(environ)))
+            asyncio.run(_run_sidecar(json.loads(sys.stdin.readline()), SlurmStep.from_environ(environ)))
         except Exception as error:
             send_error(error)
 

@@ -24,6 +24,7 @@ from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import PR_SET_PDEATHSIG
+from tf4slurm.system.exec_limits import explain_too_long
 from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import kill_descendants
 from tf4slurm.system.threads import in_thread
@@ -205,11 +206,11 @@ class SrunSpawner:
             starting.add_done_callback(_terminate)
             raise
         except OSError as error:
-            raise LaunchError(
-                f"srun cannot be started ({error}), but SLURM_JOB_ID is set: this is a Slurm allocation. "
-                "Put Slurm's programs on PATH, or use --local for local processes.",
-                command=command,
-            ) from error
+            reason = explain_too_long(error, command, environ) or (
+                f"{error}, but SLURM_JOB_ID is set: this is a Slurm allocation. Put Slurm's programs on PATH, or use "
+                "--local for local processes."
+            )
+            raise LaunchError(f"srun cannot be started: {reason}", command=command) from error
         self._watching = asyncio.create_task(self._watch(self._srun, listener))
 
     async def close(self, grace_period_seconds: float) -> None:

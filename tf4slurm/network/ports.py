@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from tf4slurm.errors import PortsInUseError
 
 _BACKLOG = 128
+_MAX_CHARACTERS = 60_000  # of ports as text: Linux allows 131,072 bytes for a variable or an argument
 
 
 class HeldPort:
@@ -96,8 +97,13 @@ def parse_ports(text: str) -> tuple[int, ...]:
     """Parse ports in Slurm's notation: "23000-23149,23500,23900-23999".
 
     Raises:
-        ValueError: A part is not a port or a range within 1 to 65535.
+        ValueError: A part is not a port or a range within 1 to 65535, or the text is too long for a variable.
     """
+    if len(text) > _MAX_CHARACTERS:
+        count = text.count(",") + 1
+        raise ValueError(
+            f"{count:,} single ports and ranges are too many. Give fewer, such as 61000-61099,62000-62099."
+        )
     ports: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -36,11 +36,14 @@ from tf4slurm.slurm.parsing import (
     parse_resources,
 )
 from tf4slurm.slurm.site import NODES_FORMAT, SlurmSite, parse_nodes, parse_site, parse_version
+from tf4slurm.system.exec_limits import explain_too_long
 
 T = TypeVar("T")
 
 _USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables that change what these programs do
 _TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; the programs give up after MessageTimeout, 10 s by default
+_MAX_CHARACTERS = 200  # of a command in an error message
+_MAX_IDS = 1000  # in one query: Linux allows 128 KB for an argument
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 
@@ -54,7 +57,7 @@ def run_program(
     directory: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Slurm's programs to its end, with `text` as its standard input."""
-    line = " ".join(command)
+    line = _shorten(command)
     if environ is None:
         environ = _without_user_defaults(os.environ)
     try:
@@ -74,13 +77,19 @@ def run_program(
         message = f"{line} timed out after {timeout_seconds:g} s. Slurm's controller may be down or busy; try again."
         raise LaunchError(message, command=command, returncode=-1) from error
     except OSError as error:
-        message = f"{line} cannot be started: {error}. Slurm's programs must be on PATH."
-        raise LaunchError(message, command=command, returncode=-1) from error
+        reason = explain_too_long(error, command, environ) or f"{error}. Slurm's programs must be on PATH."
+        raise LaunchError(f"{line} cannot be started: {reason}", command=command, returncode=-1) from error
     if done.returncode != 0:
         words = done.stderr.strip()[-500:] or "it wrote no error message"
         message = f"{line} exited with code {done.returncode}: {words}"
         raise LaunchError(message, command=command, returncode=done.returncode, stderr=done.stderr)
     return done
+
+
+def _shorten(command: Sequence[str]) -> str:
+    """Return a command for an error message."""
+    line = " ".join(command)
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…"
 
 
 def _without_user_defaults(environ: Mapping[str, str]) -> dict[str, str]:
@@ -195,13 +204,17 @@ def query_queue(
     Without `expands_arrays`, the pending elements of an array have one entry together.
     """
     expand = ("--array",) if expands_arrays else ()
-    command = ("squeue", "-h", *expand, "-t", "all", "-j", ",".join(job_ids), "-o", SQUEUE_FORMAT)
-    try:
-        return parse_queue(_read(command, timeout_seconds))
-    except LaunchError as error:
-        if "Invalid job id" in error.stderr:  # squeue no longer lists any of the jobs
-            return []
-        raise
+    found: list[QueueEntry] = []
+    for start in range(0, len(job_ids), _MAX_IDS):
+        ids = ",".join(job_ids[start : start + _MAX_IDS])
+        try:
+            found += parse_queue(
+                _read(("squeue", "-h", *expand, "-t", "all", "-j", ids, "-o", SQUEUE_FORMAT), timeout_seconds)
+            )
+        except LaunchError as error:
+            if "Invalid job id" not in error.stderr:  # squeue no longer lists any of these jobs
+                raise
+    return found
 
 
 def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_seconds: float) -> list[str]:
@@ -297,4 +310,4 @@ def _query(command: Sequence[str], parse: Callable[[str], T], timeout_seconds: f
     try:
         return parse(answer)
     except ValueError as error:
-        raise LaunchError(f"{' '.join(command)}: {error}", command=command) from error
+        raise LaunchError(f"{_shorten(command)}: {error}", command=command) from error

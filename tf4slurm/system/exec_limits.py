@@ -1,0 +1,34 @@
+"""The limits of Linux for the arguments and the environment of a program; beyond them it does not start (E2BIG)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+
+_PAGES_OF_A_TEXT = 32  # linux/binfmts.h: MAX_ARG_STRLEN, for each argument and each variable
+
+
+def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return which argument or variable is too long for Linux to start `command`; empty for other errors."""
+    if error.errno != errno.E2BIG:
+        return ""
+    sizes = list(_sizes(command, environ))
+    size, name = max(sizes)
+    limit = _PAGES_OF_A_TEXT * resource.getpagesize()
+    if size > limit:
+        return f"{name} has {size:,} bytes, and Linux allows {limit:,} for one argument or variable. Shorten it."
+    total = sum(size for size, _ in sizes)
+    return (
+        f"its arguments and variables have {total:,} bytes, more than Linux allows with this stack limit (a quarter of "
+        f"ulimit -s). The longest is {name} with {size:,} bytes. Shorten it, or unset variables."
+    )
+
+
+def _sizes(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield the bytes and the name of each argument and variable, with the byte that ends the text."""
+    for word in command:
+        yield len(os.fsencode(word)) + 1, f"the argument {word[:30]!r}…"
+    for variable, value in environ.items():
+        yield len(os.fsencode(f"{variable}={value}")) + 1, f"the variable {variable}"
