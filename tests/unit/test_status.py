@@ -189,6 +189,56 @@ def test_job_without_files_and_without_slurms_answer_is_unknown(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("JobLaunchFailure", "shows FAILED (JobLaunchFailure: a node could not start the batch script"),
+        ("RaisedSignal:53(Real-time_signal_19)", "shows FAILED (RaisedSignal:53(Real-time_signal_19)); the launcher"),
+        ("None", "shows FAILED; the launcher wrote no result."),
+    ],
+)
+@pytest.mark.parametrize("accounted", [False, True])
+def test_ended_job_has_slurms_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounted: bool, reason: str, words: str
+) -> None:
+    sacct = tmp_path / "sacct"
+    sacct.write_text(f"#!/bin/sh\n[ {accounted} = True ] && echo 'FAILED|1:0'\n")
+    sacct.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert words in read_status(job(tmp_path), entry("FAILED", reason=reason)).reason
+
+
+NO_SLURM = "Slurm's information is missing."
+
+
+@pytest.mark.parametrize(
+    ("age", "changes", "state", "warning"),
+    [
+        (3, {}, "RUNNING", "The state of train-17 is what its launcher wrote 3 s ago."),
+        (3, {"phase": "stopping", "reason": "It is asked to stop."}, "RUNNING", "wrote 3 s ago"),
+        (100, {}, "UNKNOWN", "The launcher of train-17 wrote nothing for 100 s."),
+    ],
+)
+def test_launchers_files_are_used_while_slurm_does_not_answer(
+    run: RunDirectory, tmp_path: Path, age: float, changes: dict[str, str], state: str, warning: str
+) -> None:
+    write_status(run, age, **changes)
+    status = read_status(job(tmp_path), None, [NO_SLURM])
+    assert (status.state, status.has_ended, status.warnings[0]) == (state, False, NO_SLURM)
+    assert warning in status.warnings[1]
+    assert status.reason == changes.get("reason", "")
+    assert status.written_seconds == pytest.approx(age, abs=1)
+    assert [task.task for task in status.tasks] == ["worker/0"]
+
+
+def test_lost_launcher_is_no_end_of_a_job_while_slurm_does_not_answer(run: RunDirectory, tmp_path: Path) -> None:
+    write_status(run)
+    run.write(JobFile(process=replace(Process.of(os.getpid()), start_ticks=1)))  # another process has its id now
+    status = read_status(job(tmp_path), None, [NO_SLURM])
+    assert (status.state, status.has_ended) == ("UNKNOWN", False)
+    assert "The launcher was killed" in status.reason
+
+
+@pytest.mark.parametrize(
     ("accounted", "state", "source"),
     [
         ("PENDING|0:0", "STOPPED", "Slurm's queue shows TIMEOUT"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.control.shards import ShardProgress
-from tf4slurm.errors import COMPLETED, REQUEUED, LaunchError, SchemaVersionError, describe_end
+from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, LaunchError, SchemaVersionError, describe_end
 from tf4slurm.jobs.formatting import format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -285,23 +285,42 @@ def _find_state(
         return entry.state, None, file.reason
     if job.job_id is None:
         return _find_end_of_local_job(job, files)
-    if warnings:  # Slurm did not answer: the job may still run
-        return "UNKNOWN", None, ""
+    if warnings:
+        return _find_state_without_slurm(job, files, warnings)
     state, exit_code, source = _find_end_in_slurm(job.job_id, entry, files)
     return state, exit_code, f"{source} {files.describe_last_state()}".rstrip()
 
 
+def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str]) -> tuple[str, None, str]:
+    """Return the state of a Slurm job without a result, which may still run, while Slurm does not answer."""
+    age = files.status_age_seconds
+    if age is None:
+        return "UNKNOWN", None, ""
+    if files.is_lost:
+        return "UNKNOWN", None, files.describe_loss()
+    if age > files.status.stale_seconds:
+        warnings.append(f"The launcher of {job.name} wrote nothing for {age:.0f} s. The tasks are those of then.")
+        return "UNKNOWN", None, files.status.reason
+    warnings.append(f"The state of {job.name} is what its launcher wrote {max(age, 0):.0f} s ago.")
+    return "RUNNING", None, files.status.reason
+
+
 def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
     """Return the state and exit code of a Slurm job without a result, and a sentence about their source."""
+    reason = ""
+    if entry is not None and ENDED_STATES.get(entry.state) == FAILED and entry.reason not in ("", "None"):
+        reason = f" ({entry.explained_reason})"  # of another job it is why it was pending
     with contextlib.suppress(LaunchError):
         accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
         if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
-            return *_end_of(*accounted), f"Slurm's accounting shows {accounted[0]}; the launcher wrote no result."
+            return *_end_of(
+                *accounted
+            ), f"Slurm's accounting shows {accounted[0]}{reason}; the launcher wrote no result."
     if entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
             code = query_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
-        return *_end_of(entry.state, code), f"Slurm's queue shows {entry.state}; the launcher wrote no result."
+        return *_end_of(entry.state, code), f"Slurm's queue shows {entry.state}{reason}; the launcher wrote no result."
     state = "LOST" if files.run.path.is_dir() else "UNKNOWN"
     return state, 1, "Slurm no longer has this job, and the launcher wrote no result."
 
