@@ -107,7 +107,8 @@ class BatchSpec(JobSpec):
     after: tuple[str, ...] = option((), "Start when this job has succeeded. Repeatable.", metavar="ID", group="Slurm")
     array_args: Path | None = option(
         None,
-        "File of arguments: element k of the array appends those of line k, from 0, to the command.",
+        "File of arguments: element k of the array appends those of line k, from 0, to the command. Blank lines and "
+        "lines that start with # are left out.",
         group="Files",
     )
     sbatch: tuple[str, ...] = option((), "Any other option of sbatch. Repeatable.", metavar="K=V", group="Slurm")
@@ -293,26 +294,27 @@ def _check_array(value: str, num_lines: int) -> None:
         last = int(match["last"] or match["first"])
         if last >= num_lines:
             raise OptionError(
-                f"--array {value} has an element {last}, but --array-args has the lines 0 to {num_lines - 1}.",
+                f"--array {value} has an element {last}, but --array-args has lines for the elements 0 to "
+                f"{num_lines - 1}. Blank lines and comments do not count.",
                 option="array",
             )
 
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
-    """Read a file of arguments, quoted as in a shell: one line, which may be empty, per element of the array."""
+    """Read a file of arguments, quoted as in a shell: one line per element, besides blank lines and comments."""
     try:
         source = Path("/dev/stdin") if path == Path("-") else path
         lines = source.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError as error:
         text = f"--array-args {str(path)!r} cannot be read: {error.strerror}."
         raise OptionError(text, option="array-args") from error
-    if not lines:
-        raise OptionError("--array-args: the file has no line.", option="array-args")
     found = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines, 1):
         try:
-            found.append(tuple(shlex.split(line)))
+            if line.strip() and not line.lstrip().startswith("#"):
+                found.append(tuple(shlex.split(line)))
         except ValueError as error:
-            text = f"--array-args, line {number} (from 0): {error}: {line!r}"
-            raise OptionError(text, option="array-args") from error
+            raise OptionError(f"--array-args, line {number}: {error}: {line!r}", option="array-args") from error
+    if not found:
+        raise OptionError("--array-args: the file has no line of arguments.", option="array-args")
     return tuple(found)

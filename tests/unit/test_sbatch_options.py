@@ -177,8 +177,10 @@ def test_single_with_more_tasks_or_requeue_is_refused() -> None:
 @pytest.mark.parametrize(
     ("lines", "array", "words"),
     [
-        ("a 'b", "0", "line 0"),
+        ("# of a sweep\na 'b", "0", "line 2"),
         ("", "0", "has no line"),
+        ("\n  # only a comment\n", "0", "has no line"),
+        ("a\n\n", "0-1", "an element 1"),
         ("a\nb\n", "0-2", "an element 2"),
         ("a\nb\n", "0,5-7:2", "an element 7"),
         ("a\n", "x", "not numbers and ranges"),
@@ -205,8 +207,14 @@ def test_array_args_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
 
 
 def test_array_defaults_to_the_lines_of_array_args(tmp_path: Path) -> None:
-    (tmp_path / "lines").write_text("a\n\nb")
+    (tmp_path / "lines").write_text("a\nb\nc")
     assert sbatch_options_of("--workers", "1", "--array-args", str(tmp_path / "lines"))["array"] == "0-2"
+
+
+def test_blank_lines_and_comments_of_array_args_are_no_elements(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("# rate\n--rate 0.1\n\n   # slow\n \t\n--name run#3 '#1'\n")
+    spec = job_of("--workers", "1", "--array-args", str(tmp_path / "lines"), *TRAIN)
+    assert spec.array_lines == (("--rate", "0.1"), ("--name", "run#3", "#1"))
 
 
 def test_job_runs_the_submitting_tf4slurm_unless_it_sets_up_an_environment() -> None:

@@ -13,7 +13,7 @@ if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-${SLURM_ARRAY_JOB_ID}_$S
 case "$SLURM_ARRAY_TASK_ID" in
   0) arguments=(--rate 0.1) ;;
   1) arguments=(--words 'two words') ;;
-  2) arguments=() ;;
+  2) arguments=(--plain) ;;
   *) echo "--array-args has no line for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;
 esac
 
