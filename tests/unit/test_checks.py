@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.launch.checks import check_command
+from tf4slurm.launch.checks import check_command, warn_of_resolver
 from tf4slurm.launch.start import check_ports
 from tf4slurm.spec import JobSpec
 
@@ -110,3 +110,24 @@ def test_missing_command_is_refused_with_a_reason(command: tuple[str, ...], word
     assert caught.value.command == command
     if "in " in words:
         assert os.getcwd() in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_warned"),
+    [
+        ("resolver = tf.distribute.cluster_resolver.SlurmClusterResolver({'ps': 1})", True),
+        ("from tensorflow.distribute.cluster_resolver import TPUClusterResolver, SlurmClusterResolver", True),
+        ("from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import SlurmClusterResolver", True),
+        ("from tf4slurm import SlurmClusterResolver\nresolver = SlurmClusterResolver()", False),
+        ("resolver = tf4slurm.tensorflow.SlurmClusterResolver()", False),
+        ("resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()", False),
+        ("# not tf.distribute.cluster_resolver.SlurmClusterResolver()", False),
+    ],
+)
+def test_resolver_of_tensorflow_is_a_warning(
+    directory: Path, code: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "train.py").write_text(f"import tensorflow as tf\n{code}\n")
+    warn_of_resolver(("python", "train.py", "no-such-file.py"))
+    words = "train.py: TensorFlow's own SlurmClusterResolver does not use the cluster"
+    assert [message[: len(words)] for message in caplog.messages] == [words] * is_warned

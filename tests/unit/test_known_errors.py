@@ -86,6 +86,15 @@ from tf4slurm.jobs.known_errors import explain
         ("OSError: [Errno 28] No space left on device: 'x'", "quota is full"),
         ("OSError: [Errno 122] Disk quota exceeded", "quota is full"),
         ("OSError: [Errno 116] Stale file handle", "replaced or deleted"),
+        (
+            '  File "/v/tensorflow/python/distribute/cluster_resolver/slurm_cluster_resolver.py", line 97, in get\n'
+            "    gpus = subprocess.check_output(['nvidia-smi', '--list-gpus'])\n"
+            "FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'",
+            "TensorFlow's own SlurmClusterResolver",
+        ),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'", "Use tf4slurm.SlurmClusterResolver"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data'", "check its path"),
+        ("OSError: [Errno 7] Argument list too long: 'python'", "128 KB for each argument"),
         ("PermissionError: [Errno 13] Permission denied: '/x'", "may not be read"),
     ],
 )
@@ -93,8 +102,13 @@ def test_known_failure_has_one_line_with_cause_and_advice(text: str, meaning: st
     (explanation,) = explain(kept(text))
     assert meaning in explanation
     assert "\n" not in explanation
-    action = r"\b(take|pip install|import|start|run|use|load|install|ask|make room|let|look)\b"
+    action = r"\b(take|pip install|import|start|run|use|load|install|ask|make room|let|look|shorten|check)\b"
     assert re.search(action, explanation, re.IGNORECASE)
+
+
+def test_error_of_our_resolver_is_not_explained_as_tensorflows() -> None:
+    ours = 'File "/v/tf4slurm/tensorflow/resolver.py", line 9'
+    assert explain([ours, 'File "/v/cluster_resolver/slurm_cluster_resolver.py", line 97', "ValueError: x"]) == []
 
 
 def test_dataset_of_a_custom_loop_is_not_explained_as_keras_fit() -> None:
@@ -135,7 +149,7 @@ def test_other_end_is_not_explained(returncode: int | None) -> None:
 
 def test_messages_of_this_python_are_explained() -> None:
     """The texts come from this host's C library and from Python, not from a copy."""
-    numbers = (errno.EADDRINUSE, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EACCES)
+    numbers = (errno.EADDRINUSE, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EACCES, errno.E2BIG)
     messages = [str(OSError(number, os.strerror(number))) for number in numbers]
     with pytest.raises(socket.gaierror) as unknown:
         socket.getaddrinfo("no-such-host.invalid", 1)

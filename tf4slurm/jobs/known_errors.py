@@ -29,6 +29,10 @@ _FIT = (
     "Use tf4slurm.tensorflow.fit: strategy, coordinator = tf4slurm.tensorflow.job_strategy(); def dataset_fn(): return "
     "your dataset; fit(model, dataset_fn, coordinator=coordinator, epochs=…, steps_per_epoch=…)."
 )
+RESOLVER = (
+    "TensorFlow's own SlurmClusterResolver does not use the cluster that tf4slurm has formed: it computes another one "
+    "from Slurm's variables, and calls nvidia-smi. Use tf4slurm.SlurmClusterResolver, which takes the same arguments."
+)
 _KERAS_2 = "Use Keras 2 (pip install 'tf4slurm[tf-keras]', and export TF_USE_LEGACY_KERAS=1 before the job)"
 _MEMORY = "Memory ran out: ask for more, or take smaller batches."
 _SLURM_MEMORY = "The job needed more memory than it had asked Slurm for: ask for more with --mem or --mem-per-cpu."
@@ -72,6 +76,12 @@ _KNOWN = (
         r"|logging|ConfigProto|Supervisor|replica_device_setter|SessionRunHook|disable_v2_behavior)'",
         'The script is written for TensorFlow 1. Import it as "import tensorflow.compat.v1 as tf", and call '
         "tf.disable_v2_behavior() first.",
+    ),
+    (
+        # Produced with TensorFlow 2.21 on a host without nvidia-smi. Our class derives from TensorFlow's.
+        r"^(?![\s\S]*tf4slurm/tensorflow/resolver\.py)[\s\S]*cluster_resolver/slurm_cluster_resolver\.py"
+        r"|No such file or directory: 'nvidia-smi'",
+        RESOLVER,
     ),
     (
         r"Could not start gRPC server",
@@ -166,9 +176,15 @@ _KNOWN = (
         "A file on a network file system was replaced or deleted while the script had it open. Let one task write it, "
         "and read it only after that: tf4slurm.barrier().",
     ),
+    (
+        # Produced with Python: OSError 7.
+        r"Argument list too long",
+        "A command line or a variable is too long for Linux (E2BIG), which allows 128 KB for each argument and "
+        "variable: shorten it, or write it to a file.",
+    ),
     (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
     (
-        r"No such file or directory",
+        r"No such file or directory(?!: 'nvidia-smi')",
         "A file does not exist on that host: check its path, and that all hosts share its file system.",
     ),
 )

@@ -1,18 +1,27 @@
-"""Check of a job's command before the job starts or is submitted."""
+"""Checks of a job's command before the job starts or is submitted."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from tf4slurm.errors import CommandError, OptionError
+from tf4slurm.jobs.known_errors import RESOLVER
 from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
+
+logger = logging.getLogger(__name__)
 
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
 _SCRIPT_ENDINGS = (".py", ".sh")
+_TENSORFLOWS_RESOLVER = re.compile(
+    r"^[^#\n]*\b(slurm_)?cluster_resolver(\.| import [\w, (]*)SlurmClusterResolver\b", re.MULTILINE
+)
 
 
 def check_command(spec: JobSpec) -> None:
@@ -36,6 +45,15 @@ def check_command(spec: JobSpec) -> None:
     _check_program(spec.command)
     if spec.data_workers:
         _check_program((spec.data_service_python,))
+
+
+def warn_of_resolver(command: Sequence[str]) -> None:
+    """Log a warning if the command's script uses TensorFlow's resolver, whose tasks wait at other addresses."""
+    for path in (Path(word) for word in command if word.endswith(".py")):
+        with contextlib.suppress(OSError):
+            if _TENSORFLOWS_RESOLVER.search(path.read_text(encoding="utf-8", errors="replace")):
+                logger.warning("%s: %s", path, RESOLVER)
+                return
 
 
 def _check_program(command: Sequence[str]) -> None:

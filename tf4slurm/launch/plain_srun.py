@@ -38,7 +38,7 @@ from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.jobs.status import JobFiles
-from tf4slurm.launch.checks import check_command
+from tf4slurm.launch.checks import check_command, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher, close_service, make_service, start_service, write_control
 from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
@@ -92,6 +92,7 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
         if agent.has_lost_launcher and rendezvous.client.cluster is not None:
             _end_without_rank_0(rendezvous.client, directory, step)
         return 0 if agent.was_terminated else exit_code
+    warn_of_resolver(spec.command)
     register_job(path.name, spec.runs_directory, environ, step.job_id)
     launcher = Launcher(spec, None, directory, reporter, job_id=step.job_id, node=step.node_name)
 

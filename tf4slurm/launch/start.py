@@ -16,7 +16,7 @@ from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.launch.checks import check_command
+from tf4slurm.launch.checks import check_command, warn_of_resolver
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result
@@ -82,6 +82,7 @@ def run_job(
     if isolated:
         _isolate(allocation)  # before the checks, because it changes the network interfaces
     check_command(spec)
+    warn_of_resolver(spec.command)
     if allocation is None:
         check_ports(spec.ports, spec.num_tasks, spec.control_port)
         if spec.interface is not None:
