@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,3 +130,20 @@ async def test_stopped_child_is_killed_by_the_liveness_probe(tmp_path: Path) -> 
     _, exited = await reports.wait_for(lambda state: state.state == "exited")
     assert (exited.returncode, exited.killed_by) == (-signal.SIGKILL, "liveness_probe")
     await reports.child.end(0)
+
+
+@in_event_loop
+async def test_container_is_searched_outside_of_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def which(name: str, path: str | None = None) -> str:
+        threads.append(threading.current_thread())  # on a file system that stalls, this takes minutes
+        return "/bin/false"
+
+    monkeypatch.setattr("tf4slurm.agent.container.shutil.which", which)
+    reports = Reports(tmp_path, "exit 3", container="tf.sif")
+    reports.start()
+    await reports.wait_for(lambda state: state.state == "exited")
+    await reports.child.end(0)
+    assert threads
+    assert threading.main_thread() not in threads

@@ -131,3 +131,15 @@ def test_resolver_of_tensorflow_is_a_warning(
     warn_of_resolver(("python", "train.py", "no-such-file.py"))
     words = "train.py: TensorFlow's own SlurmClusterResolver does not use the cluster"
     assert [message[: len(words)] for message in caplog.messages] == [words] * is_warned
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b"])
+def test_directory_that_a_container_cannot_have_is_refused(
+    directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / name).mkdir()
+    with pytest.raises(CommandError, match=f"directory '.*/{name}/runs'"):
+        check_command(JobSpec(("true",), container=f"{directory}/container", runs_directory=Path(name, "runs")))
+    monkeypatch.chdir(directory / name)
+    with pytest.raises(CommandError, match=f"directory '.*/{name}'"):
+        check_command(JobSpec(("true",), container="docker://image", runs_directory=Path("/runs")))

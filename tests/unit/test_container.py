@@ -47,6 +47,12 @@ def test_missing_program_is_named_with_the_host() -> None:
         container_command("tf.sif", COMMAND, (), {"PATH": "/nowhere"}, sees_gpus=False)
 
 
+@pytest.mark.parametrize("path", ["/runs/a,b", "/runs/a:b"])
+def test_path_that_bind_would_split_is_refused(environ: dict[str, str], path: str) -> None:
+    with pytest.raises(CommandError, match=f"cannot have the directory '{path}'"):
+        container_command("tf.sif", COMMAND, [Path(path)], environ, sees_gpus=False)
+
+
 def test_missing_image_is_refused_but_not_an_address(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"image .*tf\.sif' of --container does not exist"):
         check_command(JobSpec(("only-in-the-image",), container=str(tmp_path / "tf.sif")))

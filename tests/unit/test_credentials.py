@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
+import subprocess
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -12,7 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tf4slurm.control.credentials import TLS_NAME, create_credentials
+from tf4slurm.control.credentials import TLS_NAME, create_credentials, open_from_this_user
+from tf4slurm.errors import AuthenticationError
 
 CREDENTIALS = create_credentials()
 CERTIFICATE = x509.load_pem_x509_certificate(CREDENTIALS.shared.certificate.encode())
@@ -90,3 +94,26 @@ def test_text_of_credentials_shows_neither_token_nor_key(show: object) -> None:
         assert CREDENTIALS.shared.token not in shown
         assert "PRIVATE" not in shown
         assert CREDENTIALS.private_key.decode().splitlines()[1] not in shown
+
+
+@pytest.mark.parametrize(("answers_at", "num_requests"), [(1, 1), (3, 3), (4, 3)])
+def test_munge_that_times_out_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, answers_at: int, num_requests: int
+) -> None:
+    requests: list[str] = []
+    me = os.getuid()
+    answer = f"STATUS: 0\nUID: {me}\nUID_RESTRICTION: {me}\n\ntf4slurm control secret: s{answers_at}".encode()
+
+    def run(command: tuple[str, ...], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        requests.append(command[0])
+        if len(requests) < answers_at:
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return subprocess.CompletedProcess(command, 0, answer, b"")
+
+    monkeypatch.setattr("tf4slurm.control.credentials.subprocess.run", run)
+    if answers_at <= num_requests:
+        assert open_from_this_user(f"MUNGE:{answers_at}:") == f"s{answers_at}"
+    else:
+        with pytest.raises(AuthenticationError, match=r"none of 3 requests was answered within 5 s"):
+            open_from_this_user(f"MUNGE:{answers_at}:")
+    assert requests == ["unmunge"] * num_requests

@@ -236,7 +236,7 @@ class OwnedChild(TaskProcess):
             make_log = functools.partial(ChildLog, all_output=self._spec.all_output)
             log = await in_thread(make_log, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._child_environment(cluster, task, attempt)
-            command = self._command_of(role, cluster, task, attempt)
+            command = await in_thread(self._command_of, role, cluster, task, attempt)
             self._child = await Child.start(
                 command, environment, log.write, ignores_stop_signals=self._ignores_stop_signals
             )

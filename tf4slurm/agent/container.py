@@ -22,8 +22,10 @@ def container_command(
     The container shares the host's network and the environment; it sees these paths, the working directory and what
     the site's configuration adds, usually the home directory and /tmp.
 
+    It may wait for a file system: call it in a thread.
+
     Raises:
-        CommandError: Neither program is on PATH.
+        CommandError: Neither program is on PATH, or a path has a character that they cannot bind.
     """
     program = next(filter(None, (shutil.which(name, path=environ.get("PATH")) for name in _PROGRAMS)), None)
     if program is None:
@@ -33,6 +35,18 @@ def container_command(
             command=command,
         )
     gpus = [option for device, option in _GPU_OPTIONS.items() if sees_gpus and os.path.exists(device)]
-    directory = os.getcwd()
+    directory = Path.cwd()
+    check_bindable((*paths, directory), command)
     binds = [word for path in (*paths, directory) for word in ("--bind", str(path))]
-    return (program, "exec", *gpus, *binds, "--pwd", directory, image, *command)
+    return (program, "exec", *gpus, *binds, "--pwd", str(directory), image, *command)
+
+
+def check_bindable(paths: Sequence[Path], command: Sequence[str]) -> None:
+    """Raise CommandError for a path with "," or ":", with which --bind separates paths."""
+    for path in paths:
+        if {",", ":"} & set(str(path)):
+            raise CommandError(
+                f'A container cannot have the directory {str(path)!r}: --bind of Apptainer separates paths by "," and '
+                '":". Rename it, or choose another working directory or --runs-directory.',
+                command=command,
+            )

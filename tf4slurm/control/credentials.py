@@ -5,6 +5,7 @@ The tasks receive the certificate, which they pin, and the token, which they sen
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -37,7 +38,7 @@ _HANDSHAKE_SECONDS = 3.0
 _HANDSHAKES_PER_SECOND = 500  # two cores complete more, even if all tasks connect at the same time
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a named pipe does not block
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MUNGE_SECONDS = 5.0
+_MUNGE_SECONDS, _MUNGE_REQUESTS = 5.0, 3
 _PURPOSE = b"tf4slurm control secret: "
 _OPENED = (0, 15, 16, 17)
 """STATUS of credentials that are valid, expired, from the future, or already opened on this host (munge.h). All are
@@ -193,9 +194,17 @@ def open_from_this_user(credential: str) -> str:
 
 
 def _run_munge(program: str, *options: str, text: bytes) -> bytes:
+    """Return the output of munge or unmunge; a busy munged may time out and answer the next request."""
+    for _ in range(_MUNGE_REQUESTS):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _request_munge(program, *options, text=text)
+    raise _munge_error(program, f"none of {_MUNGE_REQUESTS} requests was answered within {_MUNGE_SECONDS:g} s")
+
+
+def _request_munge(program: str, *options: str, text: bytes) -> bytes:
     try:
         done = subprocess.run((program, *options), input=text, capture_output=True, timeout=_MUNGE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise _munge_error(program, type(error).__name__) from error
     if done.returncode not in _OPENED:
         raise _munge_error(program, done.stderr.decode(errors="replace").strip())

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from tf4slurm.agent.container import check_bindable
 from tf4slurm.errors import CommandError, OptionError
 from tf4slurm.jobs.known_errors import RESOLVER
 from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
@@ -41,6 +42,7 @@ def check_command(spec: JobSpec) -> None:
     if spec.container:
         if "://" not in spec.container and not os.path.exists(spec.container):
             raise CommandError(f"The image {spec.container!r} of --container does not exist.", command=spec.command)
+        check_bindable((Path.cwd(), spec.runs_directory.absolute()), spec.command)
         return
     _check_program(spec.command)
     if spec.data_workers:
