@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.captures import OUTSIDE_OF_STEPS
@@ -143,6 +144,28 @@ def test_job_is_found_behind_a_wrapper_of_sbatch(tmp_path: Path, lab: SlurmLab, 
     job_id = submit(tf4slurm, "--single", "-J", "x", "--", *SAYS_ITS_ARGUMENTS, PATH=path)
     assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
     assert [file.name for file in (tmp_path / "runs").iterdir()] == [f"x-{job_id}.sh"]
+
+
+@pytest.mark.long
+def test_job_that_the_controller_accepts_after_sbatch_timed_out_is_found(tmp_path: Path, lab: SlurmLab) -> None:
+    wrapper, has_ended = tmp_path / "bin" / "sbatch", tmp_path / "has-ended"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/bash\nPATH={os.environ["PATH"]} sbatch "$@"; code=$?; touch {has_ended}; exit $code\n')
+    wrapper.chmod(0o755)
+    environ = {"PATH": f"{wrapper.parent}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(tmp_path)}
+    host = psutil.Process(int((lab.directory / "run" / "ctl").read_text()))
+    (controller,) = (process for process in host.children(recursive=True) if process.name() == "slurmctld")
+    command, pipe = (TF4SLURM, "submit", "--single", "-J", "x", "--", "true"), subprocess.PIPE
+    controller.suspend()
+    try:
+        with lab.popen(*command, env=environ, cwd=tmp_path, stdout=pipe, stderr=pipe) as submitting:
+            assert wait_until(has_ended.exists, 60)
+            controller.resume()  # it reads what sbatch had sent
+            output, errors = submitting.communicate(timeout=60)
+    finally:
+        controller.resume()
+    assert (submitting.returncode, "timed out" in errors) == (0, True), errors
+    assert lab.wait_for_job(output.strip()) == ("COMPLETED", "0:0")
 
 
 def test_array_elements_run_with_their_lines(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:

@@ -168,6 +168,13 @@ def test_job_without_a_result_has_slurms_state(watcher: Watcher) -> None:
     assert ">LOST</p>" in Path(watcher.run("report", job_id).stdout.strip()).read_text()
 
 
+def test_job_that_slurm_cannot_start_has_slurms_reason(watcher: Watcher) -> None:
+    job_id = watcher.submit("--single", "--output", "/proc/%j.out")
+    done = watcher.run("wait", job_id)
+    assert done.returncode != 0
+    assert "FAILED (JobLaunchFailure: a node could not start the batch script" in done.stderr
+
+
 @pytest.mark.long
 def test_controller_without_an_answer_is_a_warning_within_15_s(watcher: Watcher) -> None:
     job_id = watcher.submit("-N4", "--workers", "2")
@@ -182,6 +189,8 @@ def test_controller_without_an_answer_is_a_warning_within_15_s(watcher: Watcher)
     finally:
         controller.resume()
     assert "Slurm's information is missing: squeue" in shown
+    assert re.match(rf"{job_id}  train-{job_id}  RUNNING  \S+  training  on ", shown)
+    assert re.search(rf"The state of train-{job_id} is what its launcher wrote \d+ s ago\.", shown)
     assert "chief/0" in shown
     assert watcher.status(job_id)["state"] == "RUNNING"
 

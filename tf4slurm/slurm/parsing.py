@@ -36,7 +36,7 @@ _REASONS = {
     "JobArrayTaskLimit": "as many elements of the array are running as its limit allows",
     "JobHeldAdmin": "an administrator has held the job",
     "JobHeldUser": "you have held the job: release it with scontrol release",
-    "JobLaunchFailure": "a node could not start the batch script; ask the administrators for slurmd's log",
+    "JobLaunchFailure": "a node could not start the batch script: check that it can write the job's output file",
     "Licenses": "the job waits for a licence",
     "NodeDown": "a node that the job needs is down",
     "PartitionDown": "the partition is down",
