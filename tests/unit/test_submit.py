@@ -73,6 +73,7 @@ def test_greeting_beside_the_job_id_is_left_out(sbatch: Path, printed: str) -> N
         "echo Submitted",
         "echo 4711; echo 24",
         "echo 4712; exit 3  # a wrapper fails after sbatch",
+        "echo 'sbatch: be warned' >&2; exit 3  # a wrapper fails after sbatch",
         "kill -9 $$",
     ],
 )

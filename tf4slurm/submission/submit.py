@@ -133,8 +133,8 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
 def submit_script(text: str, environ: Mapping[str, str], directory: Path | None = None) -> str:
     """Submit a batch script; log sbatch's warnings, return the job's id.
 
-    A unique comment marks the job, unless the script sets a comment. Where sbatch does not show whether Slurm accepted
-    the job, squeue is asked for the job with this comment.
+    A unique comment marks the job, unless the script sets a comment. If sbatch fails or prints no id, squeue is asked
+    for the job with this comment: a site's wrapper may hide the id, and Slurm may accept a job after sbatch timed out.
 
     Raises:
         RefusedError: sbatch refused the script, or with `may_be_queued` it is unknown whether Slurm accepted the job.
@@ -142,54 +142,61 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
     """
     comment = "" if _OWN_COMMENT.search(text) else f"tf4slurm-{secrets.token_hex(8)}"
     command = ("sbatch", "--parsable", *([f"--comment={comment}"] if comment else []))
-    answers: list[re.Match[str]] = []
-    doubt: RefusedError | None = None
     try:
         done = _run(command, text, environ, directory)
     except RefusedError as error:
-        if _is_refusal(error):
+        is_refusal = _is_refusal(error)
+        job_id = _find_submitted(comment, environ, str(error), is_expected=not is_refusal)
+        if job_id is None and is_refusal:
             raise
-        doubt = error
-    else:
-        answers = list({match["job_id"]: match for match in _JOB_ID.finditer(done.stdout)}.values())
-        if done.stderr.strip():
-            logger.warning("%s", done.stderr.strip())
+        if job_id is None:
+            raise _unknown_submission(str(error), comment, command, error.returncode, error.stderr) from error
+        return job_id
+    if done.stderr.strip():
+        logger.warning("%s", done.stderr.strip())
+    answers = list({match["job_id"]: match for match in _JOB_ID.finditer(done.stdout)}.values())
     if len(answers) == 1:
         _warn_of_other_cluster(answers[0]["cluster"], environ)
         return str(answers[0]["job_id"])
-    what = str(doubt) if doubt is not None else f"sbatch exited with code 0, but printed no job id: {done.stdout!r}."
-    job_id = _find_submitted(comment, environ) if comment else None
-    if job_id is not None:
-        logger.warning("squeue shows the job as %s, although:\n%s", job_id, what)
-        return job_id
-    if answers:  # a site's greeting has a line of digits, and comes first
-        return str(answers[-1]["job_id"])
-    why = f"squeue shows no job with the comment {comment}" if comment else "the job has a comment of its own"
-    raise RefusedError(
-        f"{what}\nIt is unknown whether Slurm accepted the job: {why}. Check with squeue --me before you submit again.",
-        command=command,
-        returncode=doubt.returncode if doubt is not None else 0,
-        stderr=doubt.stderr if doubt is not None else done.stderr,
-        may_be_queued=True,
-    ) from doubt
+    what = f"sbatch exited with code 0, but did not print one job id: {done.stdout[-300:]!r}."
+    job_id = _find_submitted(comment, environ, what, is_expected=True)
+    if job_id is None and answers:  # a site's greeting has a line of digits, and comes first
+        job_id = str(answers[-1]["job_id"])
+    if job_id is None:
+        raise _unknown_submission(what, comment, command, 0, done.stderr)
+    return job_id
 
 
 def _is_refusal(error: RefusedError) -> bool:
-    """Return whether sbatch itself reports that the job was not accepted; a site's wrapper may fail after sbatch."""
+    """Return whether sbatch has printed why Slurm did not accept the job."""
     has_reason = _SBATCH_LINE.search(error.stderr) is not None
     return error.returncode > 0 and has_reason and _NO_ANSWER.search(error.stderr) is None
 
 
-def _find_submitted(comment: str, environ: Mapping[str, str]) -> str | None:
-    """Return the id of the job with this comment; None if squeue does not show one within 10 s."""
+def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_expected: bool) -> str | None:
+    """Return the id of the job with this comment, and log it; None if squeue does not show one within 10 s.
+
+    `what` is why the id is unknown. If no job is expected, squeue is asked once.
+    """
     deadline = time.monotonic() + _FIND_SECONDS
-    while (left := deadline - time.monotonic()) > 0:
+    while comment and (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(LaunchError):
             found = find_jobs_with_comment(comment, environ, timeout_seconds=left)
             if found:
+                logger.warning("squeue shows the job as %s, although:\n%s", found[0], what)
                 return found[0]
+        if not is_expected:
+            break
         time.sleep(_FIND_PAUSE_SECONDS)
     return None
+
+
+def _unknown_submission(
+    what: str, comment: str, command: tuple[str, ...], returncode: int, stderr: str
+) -> RefusedError:
+    why = f"squeue shows no job with the comment {comment}" if comment else "the job has a comment of its own"
+    text = f"It is unknown whether Slurm accepted the job: {why}. Check with squeue --me before you submit again."
+    return RefusedError(f"{what}\n{text}", command=command, returncode=returncode, stderr=stderr, may_be_queued=True)
 
 
 def _warn_of_other_cluster(cluster: str | None, environ: Mapping[str, str]) -> None:
