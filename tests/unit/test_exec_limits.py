@@ -24,7 +24,7 @@ LONG = "x" * 131_071  # 128 KB with the byte that ends it
     [
         (("true", LONG), {"A": LONG[2:]}, ""),
         (("true", LONG + "x"), {"A": "x"}, "the argument 'xxx"),
-        (("true", "x"), {"HOSTS": LONG}, "the variable HOSTS has 131,078 bytes, and Linux allows 131,072"),
+        (("true", "x"), {"HOSTS": LONG}, "the variable HOSTS has 131,078 bytes, and Linux allows 131,072 for each"),
         (("true", *[LONG] * 90), {"A": "x"}, "bytes, more than Linux allows with this stack limit"),
     ],
 )

@@ -9,7 +9,6 @@ import functools
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -36,6 +35,7 @@ from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.child_process import Child
 from tf4slurm.system.exec_child import STOP_SIGNALS
+from tf4slurm.system.exec_limits import MAX_TEXT_BYTES
 from tf4slurm.system.guard import GUARD_LOST
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_left_processes, reap_orphans
@@ -60,7 +60,6 @@ _MIN_INTEROP_THREADS = 4
 """TensorFlow starts a thread per CPU that it may use. With a single one, closures on parameter servers never end."""
 _GUARD_LOST_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _CANNOT_START = 126  # also the exit code of exec_child.py
-_PAGES_OF_A_VARIABLE = 32  # linux/binfmts.h: MAX_ARG_STRLEN
 # By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
 _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
 
@@ -392,7 +391,7 @@ def check_length(tf_config: str, num_tasks: int) -> str:
     Raises:
         PlacementError: The variable is too long for Linux.
     """
-    length, limit = len(f"TF_CONFIG={tf_config}"), _PAGES_OF_A_VARIABLE * resource.getpagesize()
+    length, limit = len(f"TF_CONFIG={tf_config}"), MAX_TEXT_BYTES
     if length < limit:
         return tf_config
     text = f"The cluster of {num_tasks:,} tasks makes TF_CONFIG {length:,} bytes long"

@@ -7,7 +7,8 @@ import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 
-_PAGES_OF_A_TEXT = 32  # linux/binfmts.h: MAX_ARG_STRLEN, for each argument and each variable
+MAX_TEXT_BYTES = 32 * resource.getpagesize()
+"""The limit of one argument or variable with its name and the byte that ends it: MAX_ARG_STRLEN in linux/binfmts.h."""
 
 
 def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -16,9 +17,8 @@ def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[st
         return ""
     sizes = list(_sizes(command, environ))
     size, name = max(sizes)
-    limit = _PAGES_OF_A_TEXT * resource.getpagesize()
-    if size > limit:
-        return f"{name} has {size:,} bytes, and Linux allows {limit:,} for one argument or variable. Shorten it."
+    if size > MAX_TEXT_BYTES:
+        return f"{name} has {size:,} bytes, and Linux allows {MAX_TEXT_BYTES:,} for each. Shorten it."
     total = sum(size for size, _ in sizes)
     return (
         f"its arguments and variables have {total:,} bytes, more than Linux allows with this stack limit (a quarter of "
