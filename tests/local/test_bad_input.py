@@ -105,6 +105,14 @@ def test_child_without_tensorflow_shows_its_error_as_root_cause(tmp_path: Path) 
     assert "ModuleNotFoundError" in result.stderr.partition("Root cause:")[2]
 
 
+def test_script_with_resolver_of_tensorflow_is_warned_before_it_starts(tmp_path: Path) -> None:
+    code = "print('started')\nif False:\n    tf.distribute.cluster_resolver.SlurmClusterResolver({'worker': 2})\n"
+    (tmp_path / "train.py").write_text(code)
+    result = run("--ps", "0", "--workers", "0", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (result.returncode, "started" in result.stdout) == (0, True)
+    assert "WARNING: train.py: TensorFlow's own SlurmClusterResolver does not use the cluster" in result.stderr
+
+
 def test_missing_interpreter_fails_the_child(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("#!/no/such/interpreter\n")

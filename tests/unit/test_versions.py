@@ -22,6 +22,13 @@ def test_versions_of_this_python_are_those_that_its_packages_have_when_imported(
     assert read_versions(sys.executable).items() >= expected.items()
 
 
+def test_greeting_of_a_python_is_left_out(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho Welcome; echo "{{}} users"; {sys.executable} "$@"; echo Bye\n')
+    program.chmod(0o755)
+    assert read_versions(str(program)) == read_versions(sys.executable) != {}
+
+
 @pytest.mark.parametrize("program", ["", "false", "true", "echo", "no-such-python"])
 def test_program_that_is_no_python_has_no_versions(program: str) -> None:
     assert read_versions(program) == {}

@@ -35,9 +35,12 @@ def read_versions(python: str) -> dict[str, str]:
 
     Empty if this Python does not answer.
     """
-    with contextlib.suppress(ValueError):
-        found: dict[str, str] = json.loads((python and read_output(python, "-c", _VERSIONS)) or "{}")
-        return found
+    output = read_output(python, "-c", _VERSIONS) if python else None
+    for line in (output or "").splitlines():
+        if line.startswith("{"):  # the site's Python may print other lines
+            with contextlib.suppress(ValueError):
+                found: dict[str, str] = json.loads(line)
+                return found
     return {}
 
 
