@@ -42,6 +42,7 @@ _RUN_AGENT = (
     "from tf4slurm.system.guard import start_guard; start_guard(); from tf4slurm.agent.agent import main; main()"
 )
 _AGENT = (sys.executable, "-I", "-S", "-c", _RUN_AGENT)
+_NO_SRUN = "this is a Slurm allocation. Put Slurm's programs on PATH, or use --local for local processes."
 _MESSAGE_LINES = 10
 _SIGNAL_SECONDS = 1.0  # after each signal; only SIGKILL ends an srun that waits for a lost host
 
@@ -206,11 +207,9 @@ class SrunSpawner:
             starting.add_done_callback(_terminate)
             raise
         except OSError as error:
-            reason = explain_too_long(error, command, environ) or (
-                f"{error}, but SLURM_JOB_ID is set: this is a Slurm allocation. Put Slurm's programs on PATH, or use "
-                "--local for local processes."
-            )
-            raise LaunchError(f"srun cannot be started: {reason}", command=command) from error
+            too_long = explain_too_long(error, command, environ)
+            reason = f": {too_long}" if too_long else f" ({error}), but SLURM_JOB_ID is set: {_NO_SRUN}"
+            raise LaunchError(f"srun cannot be started{reason}", command=command) from error
         self._watching = asyncio.create_task(self._watch(self._srun, listener))
 
     async def close(self, grace_period_seconds: float) -> None:
