@@ -147,13 +147,6 @@ def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_pat
     assert modes == {**directories, **dict.fromkeys(names, 0o600)}
 
 
-def test_draft_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "victim").write_text("mine")
-    (tmp_path / ".control.json.draft").symlink_to(tmp_path / "victim")
-    RunDirectory.open(tmp_path).write_control({"munge": "s"})
-    assert (tmp_path / "victim").read_text() == "mine"
-
-
 def test_paths_of_the_files(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     assert directory.events == tmp_path / "events.jsonl"
@@ -179,10 +172,16 @@ def test_file_is_replaced_atomically_and_private(tmp_path: Path) -> None:
     assert {child.name for child in tmp_path.iterdir()} == {".result.json.reserved", "job.json", "logs"}
 
 
-def test_draft_of_an_earlier_process_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / ".control.json.draft").write_text("half")
-    RunDirectory.open(tmp_path).write_control({"munge": "s"})
-    assert json.loads((tmp_path / "control.json").read_text()) == {"munge": "s"}
+def test_simultaneous_writers_of_a_report_publish_whole_files(tmp_path: Path) -> None:
+    run, contents = RunDirectory.open(tmp_path), [letter * 300_000 for letter in (b"a", b"b")]
+
+    def write_often(content: bytes) -> set[bytes]:
+        return {run.write_report(content).read_bytes() for _ in range(50)}
+
+    with ThreadPoolExecutor() as threads:
+        found = set().union(*threads.map(write_often, contents))
+    assert found <= set(contents)
+    assert {path.name for path in tmp_path.iterdir()} == {".result.json.reserved", "logs", "report.html"}
 
 
 def test_content_that_is_not_json_keeps_the_old_file(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tf4slurm.errors import RunDirectoryError, SchemaVersionError, UnknownJobErr
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
 from tf4slurm.options import did_you_mean, nearest
+from tf4slurm.system.files import replacing
 from tf4slurm.system.trusted_files import check_trusted
 
 logger = logging.getLogger(__name__)
@@ -73,15 +73,10 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
     directory = _directory(environ)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=directory)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(to_versioned_json(job))
-            check_trusted(Path(draft), _INSTEAD)
-            key = re.sub(r"[^\w.-]", "_", name)[:200]
-            os.replace(draft, directory / f"{key}.json")
-        finally:
-            Path(draft).unlink(missing_ok=True)
+        key = re.sub(r"[^\w.-]", "_", name)[:200]
+        with replacing(directory / f"{key}.json") as draft:
+            draft.write(to_versioned_json(job).encode())
+            check_trusted(Path(draft.name), _INSTEAD)
         for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
             path.unlink(missing_ok=True)
     except (OSError, UntrustedFileError) as error:

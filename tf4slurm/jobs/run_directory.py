@@ -47,6 +47,7 @@ from tf4slurm.jobs.schema import (
     to_versioned_json,
 )
 from tf4slurm.slurm.parsing import SlurmResources
+from tf4slurm.system.files import replacing
 from tf4slurm.system.trusted_files import check_trusted
 from tf4slurm.system.typed_json import read_lines, to_json
 
@@ -259,12 +260,8 @@ def make_parent(path: Path) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Replace a file atomically, so that readers on other hosts never see a part."""
-    draft = path.with_name(f".{path.name}.draft")
-    with _writing(path):
-        draft.unlink(missing_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-        draft.replace(path)
+    with _writing(path), replacing(path) as draft:
+        draft.write(content)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.system import exec_child
+from tf4slurm.system.files import replacing
 from tf4slurm.system.variables import RUN_DIRECTORY_VARIABLE
 
 _POLL_SECONDS = 0.05
@@ -154,9 +155,9 @@ def main(directory: Path) -> None:
         from tf4slurm.tensorflow.servers import run_server
 
         run_server(current, None)
-    draft = directory / "draft"
-    draft.write_text(json.dumps({"cluster": current.cluster, "run_directory": os.environ[RUN_DIRECTORY_VARIABLE]}))
-    draft.rename(directory / "cluster.json")
+    with replacing(directory / "cluster.json") as file:
+        content = {"cluster": current.cluster, "run_directory": os.environ[RUN_DIRECTORY_VARIABLE]}
+        file.write(json.dumps(content).encode())
     while not (directory / "end").exists():
         time.sleep(_POLL_SECONDS)
 
