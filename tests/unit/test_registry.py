@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -95,3 +96,26 @@ def test_damaged_entries_are_left_out_and_an_unwritable_registry_is_no_error(
         register_job(f"c-{number}", tmp_path, environ, str(number))
     assert len(list(jobs.glob("*.json"))) == 2
     assert jobs.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_run_directories_of_other_users_beside_the_jobs_own_are_left_out(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users who may write to the parent know the name of a job's next run directory."""
+    runs = tmp_path / "runs"
+    job = register_job("train-17", runs, environ, "17")
+    first = RunDirectory.create(runs, "train-17")
+    planted = RunDirectory.create(runs, "train-17")
+    os.chown(planted.path, 65534, 65534)
+    (runs / "train-17-3").symlink_to(first.path)
+    os.chown(runs / "train-17-3", 65534, 65534, follow_symlinks=False)
+    own = RunDirectory.create(runs, "train-17")
+    assert job.run_directories == [first, own]
+    assert latest_run(find_job("17", environ)) == own
+    local = register_job("train-17-2", runs, environ)
+    assert local.run_directories == []
+
+    assert find_job(str(planted.path), environ).run_directories == [planted]  # named explicitly
+    monkeypatch.setenv("TF4SLURM_TRUST", str(runs))
+    assert len(job.run_directories) == 4

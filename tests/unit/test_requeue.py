@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,6 +83,19 @@ def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPat
     assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) is None
     answer_with(monkeypatch, parse_job(ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00")))
     assert Requeue("7", 0).find_reason(STOPPED.exit_code, directory) == "preemption"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_runs_that_other_users_have_put_beside_the_job_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, directory: RunDirectory
+) -> None:
+    answer_with(monkeypatch, RUNNING)
+    for _ in range(3):
+        planted = RunDirectory.create(directory.path.parent, "train-7")
+        planted.write_result(ResultFile(requeued="time limit", furthest_step=10**9))
+        os.chown(planted.path, 65534, 65534)
+    assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) == "time limit"
+    assert Requeue("7", 1).progress_of_runs(directory, 40).furthest_step == 40
 
 
 def test_two_requeued_runs_without_a_new_step_end_the_requeues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
 from tf4slurm.options import did_you_mean, nearest
 from tf4slurm.system.files import replacing
-from tf4slurm.system.trusted_files import check_trusted
+from tf4slurm.system.trusted_files import check_trusted, is_owned_by
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,14 @@ class KnownJob:
         name: First part of the names of its run directories.
         runs_directory: Parent of its run directories.
         started: When the job was submitted or started, in seconds since 1970.
+        owner: User ID of the job's user; None for this user.
     """
 
     job_id: str | None = None
     name: str = ""
     runs_directory: str = ""
     started: float = 0.0
+    owner: int | None = None
 
     @property
     def batch_script(self) -> Path:
@@ -53,18 +55,27 @@ class KnownJob:
 
     @property
     def run_directories(self) -> list[RunDirectory]:
-        """The job's run directories, oldest first; none while it is pending, several if it was requeued."""
+        """The job's run directories, oldest first; none while it is pending, several if it was requeued.
+
+        Directories of these names that belong to other users, who may write to the parent, are left out.
+        """
+        runs = Path(self.runs_directory)
         if self.job_id is None:  # NAME-2 is the run directory of another local job, started in the same second
-            path = Path(self.runs_directory) / self.name
-            return [RunDirectory(path)] if os.path.isdir(path) else []  # without an error if it cannot be read
+            return [RunDirectory(runs / self.name)] if self._is_own_directory(runs / self.name) else []
         pattern = re.compile(re.escape(self.name) + r"(?:-(\d+))?")
         found = []
         with contextlib.suppress(OSError):
-            for path in Path(self.runs_directory).iterdir():
+            for path in runs.iterdir():
                 match = pattern.fullmatch(path.name)
-                if match and path.is_dir():
+                if match and self._is_own_directory(path):
                     found.append((int(match[1] or 1), path))
         return [RunDirectory(path) for _, path in sorted(found)]
+
+    def _is_own_directory(self, path: Path) -> bool:
+        try:
+            return path.is_dir() and is_owned_by(os.getuid() if self.owner is None else self.owner, path)
+        except OSError:  # this user may not read it
+            return False
 
 
 def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
@@ -117,7 +128,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         started = path.stat().st_mtime
         with contextlib.suppress(ValueError):
             started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
-        return KnownJob(file.job_id, path.name, str(path.parent), started)
+        return KnownJob(file.job_id, path.name, str(path.parent), started, path.stat().st_uid)
     jobs = registered_jobs(environ)
     if text is None:
         if jobs:

@@ -7,10 +7,10 @@ import logging
 import re
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from tf4slurm.control.records import JobProgress
 from tf4slurm.errors import EXIT_REQUEUED, REQUEUED, LaunchError, SchemaVersionError
+from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.slurm.commands import exclude_nodes, forbid_requeue, query_job, requeue_job
@@ -116,9 +116,8 @@ class Requeue:
         They are in the run directories NAME-ID, NAME-ID-2 and so on.
         """
         first = re.sub(rf"(-{re.escape(self.job_id)})-\d+$", r"\1", run_directory.path.name)
-        runs = re.compile(rf"{re.escape(first)}(-\d+)?")
-        paths = [path for path in run_directory.path.parent.iterdir() if runs.fullmatch(path.name)]
-        results = map(_read_result, sorted(paths, key=lambda path: (len(path.name), path.name)))
+        job = KnownJob(self.job_id, first, str(run_directory.path.parent))
+        results = map(_read_result, job.run_directories)
         return [result for result in results if result is not None and result.requeued == "time limit"]
 
 
@@ -128,9 +127,9 @@ def mark_requeued(result: ResultFile, reason: str) -> ResultFile:
     return dataclasses.replace(result, state=REQUEUED, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
 
 
-def _read_result(path: Path) -> ResultFile | None:
+def _read_result(run: RunDirectory) -> ResultFile | None:
     try:
-        return RunDirectory(path).read(ResultFile)
+        return run.read(ResultFile)
     except SchemaVersionError as error:  # must not fail this job
         logger.warning("an earlier run is not counted: %s", error)
         return None

@@ -1,12 +1,13 @@
-"""Check that only this user and root can write a file that the user did not name explicitly."""
+"""Check that only this user and root can write what tf4slurm finds by itself: the user did not name it explicitly."""
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tf4slurm.errors import UntrustedFileError
@@ -32,7 +33,7 @@ def check_trusted(path: Path, instead: str) -> None:
     for each in dict.fromkeys((path, path.parent, path.resolve().parent)):
         facts, real = each.stat(), each.resolve()
         directory = real if stat.S_ISDIR(facts.st_mode) else real.parent
-        if any(directory.is_relative_to(trusted) for trusted in _trusted_directories()):
+        if _is_in_trusted_directory(directory):
             continue
         if facts.st_uid not in (os.getuid(), 0):
             owner = _name(each.owner, facts.st_uid)
@@ -50,8 +51,54 @@ def check_trusted(path: Path, instead: str) -> None:
         )
 
 
-def _trusted_directories() -> list[Path]:
-    return [Path(text).resolve() for text in os.environ.get(TRUST, "").split(os.pathsep) if os.path.isabs(text)]
+def is_owned_by(user_id: int, path: Path) -> bool:
+    """Return whether a file or directory, and a link to it, belong to a user, to this process's user or to root.
+
+    The owner of what is in or below the paths in TF4SLURM_TRUST does not matter.
+
+    Raises:
+        OSError: The file does not exist.
+    """
+    owners = {path.lstat().st_uid, path.stat().st_uid}
+    return owners <= {user_id, os.getuid(), 0} or _is_in_trusted_directory(path.resolve())
+
+
+@contextlib.contextmanager
+def private_directory(path: Path, instead: str) -> Iterator[Path]:
+    """Create or open a directory that only this user can enter (0700); yield a path to it through a descriptor.
+
+    The path stays this directory, even if a user who may write to a directory above renames it. Its files are those of
+    this user, except for files that were created before the directory was private.
+
+    Args:
+        instead: A sentence for the error message: what to do without the directory.
+
+    Raises:
+        UntrustedFileError: A link, a file, or another user's directory has this name.
+        OSError: The directory cannot be created or opened.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    facts = path.lstat()
+    if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid():
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.path.samestat(facts, os.fstat(descriptor)):
+                os.fchmod(descriptor, 0o700)
+                yield Path(f"/proc/self/fd/{descriptor}")
+                return
+        finally:
+            os.close(descriptor)
+    raise UntrustedFileError(
+        f"{str(path)!r} is refused, as it could run commands as you: a link, a file, or another user's directory is in "
+        f"its place. {instead}",
+        path=str(path),
+    )
+
+
+def _is_in_trusted_directory(path: Path) -> bool:
+    trusted = [Path(text).resolve() for text in os.environ.get(TRUST, "").split(os.pathsep) if os.path.isabs(text)]
+    return any(path.is_relative_to(directory) for directory in trusted)
 
 
 def _is_private_group(group_id: int, user_id: int) -> bool:
