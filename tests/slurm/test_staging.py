@@ -93,8 +93,7 @@ def test_scripts_start_from_the_copy_and_the_next_job_finds_it(
     assert found(job) == [[copy, f"{copy}/bin/python", f"{copy}/bin/python", copy]] * 4
     assert len(staging_events(job)) == 1
     for node in lab.nodes:  # no archive is left
-        names = lab.on(node, "ls", Path(copy).parents[1]).stdout.split()
-        assert names == [Path(copy).parts[-2], f"{Path(copy).parts[-2]}.lock"]
+        assert lab.on(node, "ls", "-A", Path(copy).parents[1]).stdout.split() == [Path(copy).parts[-2]]
 
     start(job, disks)
     assert job.wait(60) == 0, job.stderr
@@ -118,6 +117,7 @@ def test_unused_copies_make_room_and_used_ones_stay(job: Job, lab: SlurmLab, dis
     for name in ("env-used", "env-unused"):
         lab.on(node, "mkdir", "-p", "-m", "700", parent / name)
         lab.on(node, "dd", "if=/dev/zero", f"of={parent / name}/file", "bs=1M", "count=9")
+        lab.on(node, "touch", parent / name / ".complete")
         lab.on(node, "touch", "-d", "1 hour ago", parent / name)
     lab.on(node, "dd", "if=/dev/zero", f"of={disks}/filling", "bs=1k", "count=2040", check=False)
     user = lab.popen_on(node, "flock", "-Fs", parent / "env-used", "sleep", "60", stdin=subprocess.DEVNULL, stdout=None)
@@ -154,6 +154,20 @@ def test_copy_that_cannot_be_used_is_refused_and_the_job_runs_without_it(
         "directory of another user": "not a directory of this user",
     }
     assert reason[fault] in job.stderr.partition("--stage-env: ")[2]
+
+
+def test_lines_that_a_task_prolog_prints_are_ignored(slurm: None, tmp_path: Path, environment: Path) -> None:
+    prolog = tmp_path / "prolog.sh"
+    prolog.write_text("#!/bin/sh\necho print ----------\necho print welcome: complete\n")
+    prolog.chmod(0o755)
+    options = ("--no-chief", "--ps=0", "--workers=1", "--runs-directory", tmp_path / "runs")
+    stage = ("--stage-env", tmp_path / "env.tar.gz", "--stage-directory", tmp_path)
+    with SlurmLab(["prolog-1"], extra_conf=f"TaskProlog={prolog}") as lab:
+        command = ("salloc", "-Q", "-n1", TF4SLURM, "run", *options, *stage, "--", "python", "-c", SHOW)
+        done = lab.run(*command, cwd=tmp_path)
+    assert "welcome: complete" in done.stdout
+    prefix = json.loads(done.stdout.partition("FOUND ")[2].splitlines()[0])[0]
+    assert Path(prefix).is_relative_to(tmp_path / f"tf4slurm-{os.getuid()}"), done.stderr
 
 
 def test_stop_during_the_copy_ends_the_job_and_its_programs(
@@ -206,17 +220,23 @@ def test_active_environment_is_packed_once_and_agents_start_from_its_copy(lab: S
         run = (environment / "bin" / "python", "-m", "tf4slurm", "run", *options, "--stage-directory", disk)
         salloc = ("salloc", "-Q", "-n2", f"--nodelist={','.join(nodes)}")
         command = (environment / "bin" / "python", "-c", SHOW_AGENT)
-        for is_first in (True, False):
+        for is_packed in (True, False, True):
             done = lab.run(*salloc, *run, "--", *command, cwd=tmp_path, timeout_seconds=180)
-            assert ("copying the environment" in done.stderr) == is_first
+            assert ("copying the environment" in done.stderr) == is_packed, done.stderr
             prefixes = [
                 json.loads(line.partition("FOUND ")[2])[0] for line in done.stdout.splitlines() if "FOUND" in line
             ]
             agents = [line.partition("AGENT ")[2] for line in done.stdout.splitlines() if "AGENT" in line]
             assert len(prefixes) == len(agents) == 2
             assert all(Path(path).is_relative_to(disk) for path in (*prefixes, *agents))
-        (archive,) = (tmp_path / "runs" / ".environments").iterdir()
-        assert archive.suffix == ".tar"
+            (archive,) = (tmp_path / "runs" / f".environments-{os.getuid()}").iterdir()
+            assert archive.suffix == ".tar"
+            assert (archive.stat().st_uid, archive.stat().st_size > 10**6) == (os.getuid(), True)
+            if not is_packed:  # another user puts an archive in its place, and no node has a copy
+                archive.write_bytes(b"planted")
+                os.chown(archive, 65534, 65534)
+                for node in nodes:
+                    lab.on(node, "rm", "-rf", disk / f"tf4slurm-{os.getuid()}")
     finally:
         for node in nodes:
             lab.on(node, "umount", "--lazy", disk)

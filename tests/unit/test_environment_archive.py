@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from tf4slurm.errors import LaunchError
+from tf4slurm.errors import LaunchError, UntrustedFileError
+from tf4slurm.launch import environment_archive
 from tf4slurm.launch.environment_archive import (
+    File,
     PythonEnvironment,
     Relocation,
     find_environment,
     fingerprint,
     list_files,
-    write_archive,
+    open_archive,
 )
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 
 
 @pytest.fixture
@@ -34,12 +41,29 @@ def environment(tmp_path: Path) -> PythonEnvironment:
     return PythonEnvironment(f"{path}/bin/python", str(path), (str(path),), ())
 
 
-def test_programs_of_the_archive_run_in_another_directory(environment: PythonEnvironment, tmp_path: Path) -> None:
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """Where the archive belongs: its directory does not exist yet."""
+    return tmp_path / "archives" / "env.tar"
+
+
+def read(archive: Path, *files: Path) -> list[str]:
+    """Open the archive of these files; return the names in it."""
+    listed = [File(str(path), f"0/{path.name}", path.stat()) for path in files]
+    with open_archive(archive, listed, Relocation({}), threading.Event()) as file, tarfile.open(fileobj=file) as tar:
+        return tar.getnames()
+
+
+def test_programs_of_the_archive_run_in_another_directory(
+    environment: PythonEnvironment, archive: Path, tmp_path: Path
+) -> None:
     copy = tmp_path / "disk"
     relocate = Relocation({environment.prefix: f"{copy}/0"})
-    write_archive(tmp_path / "archives" / "env.tar", list_files(environment), relocate, threading.Event())
-    with tarfile.open(tmp_path / "archives" / "env.tar") as archive:
-        archive.extractall(copy)
+    with (
+        open_archive(archive, list_files(environment), relocate, threading.Event()) as file,
+        tarfile.open(fileobj=file) as tar,
+    ):
+        tar.extractall(copy)
     Path(environment.prefix).rename(tmp_path / "gone")
     shown = subprocess.run([f"{copy}/0/bin/tool"], capture_output=True, text=True, check=True)
     assert shown.stdout == f"{copy}/0 7\n"
@@ -57,19 +81,105 @@ def test_fingerprint_changes_with_a_file_but_not_with_bytecode(environment: Pyth
     assert fingerprint(list_files(environment), "/tmp") != before
 
 
-def test_stopped_archive_leaves_no_file(environment: PythonEnvironment, tmp_path: Path) -> None:
+def test_stopped_archive_leaves_no_file(environment: PythonEnvironment, archive: Path) -> None:
     stopped = threading.Event()
     stopped.set()
-    write_archive(tmp_path / "archives" / "env.tar", list_files(environment), Relocation({}), stopped)
-    assert list((tmp_path / "archives").iterdir()) == []
+    with pytest.raises(LaunchError):
+        open_archive(archive, list_files(environment), Relocation({}), stopped)
+    assert list(archive.parent.iterdir()) == []
 
 
-def test_archives_that_nobody_used_for_a_week_are_removed(environment: PythonEnvironment, tmp_path: Path) -> None:
-    for name in ("old.tar", "new.tar"):
-        (tmp_path / name).touch()
-    os.utime(tmp_path / "old.tar", (0, 0))
-    write_archive(tmp_path / "env.tar", list_files(environment), Relocation({}), threading.Event())
-    assert sorted(path.name for path in tmp_path.glob("*.tar")) == ["env.tar", "new.tar"]
+def test_archive_is_written_once(archive: Path) -> None:
+    assert read(archive, Path(__file__)) == [f"0/{Path(__file__).name}"]
+    first = archive.stat().st_ino
+    os.utime(archive, (0, 0))
+    read(archive, Path(__file__))
+    assert archive.stat().st_ino == first
+    assert time.time() - archive.stat().st_mtime < 60  # it was used
+    assert archive.parent.stat().st_mode & 0o777 == 0o700
+
+
+def other_users_archive(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("planted"), io.BytesIO())
+    path.chmod(0o666)
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["another user's", "that others may write", "a link"])
+def test_archive_that_another_user_may_have_written_is_written_again(archive: Path, tmp_path: Path, kind: str) -> None:
+    archive.parent.mkdir(mode=0o700)
+    if kind == "a link":
+        other_users_archive(tmp_path / "theirs.tar")
+        archive.symlink_to(tmp_path / "theirs.tar")
+    else:
+        other_users_archive(archive)
+    if kind == "another user's":
+        archive.chmod(0o600)
+        os.chown(archive, NOBODY, NOBODY)
+    assert read(archive, Path(__file__)) == [f"0/{Path(__file__).name}"]
+    assert archive.lstat().st_uid == os.getuid()
+    assert archive.lstat().st_mode & 0o777 == 0o600
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["another user's", "a link"])
+def test_directory_of_archives_that_is_not_this_users_is_refused_unchanged(
+    archive: Path, tmp_path: Path, kind: str
+) -> None:
+    """In a directory that all users may write to, the name of the archives' directory is known."""
+    theirs = archive.parent if kind == "another user's" else tmp_path / "data"
+    theirs.mkdir()
+    (theirs / "old.tar").touch()
+    os.utime(theirs / "old.tar", (0, 0))
+    other_users_archive(theirs / archive.name)
+    if kind == "a link":
+        archive.parent.symlink_to(theirs)
+    else:
+        os.chown(theirs, NOBODY, NOBODY)
+    with pytest.raises(UntrustedFileError, match=r"Choose another --runs-directory\.$"):
+        read(archive, Path(__file__))
+    assert {path.name for path in theirs.iterdir()} == {"old.tar", archive.name}
+
+
+def test_directory_of_archives_that_is_renamed_meanwhile_is_not_exchanged(archive: Path, tmp_path: Path) -> None:
+    class Exchange(Relocation):
+        """Acts as a user who may write to the directory above, while the archive is written."""
+
+        def __call__(self, text: str) -> str:
+            archive.parent.rename(tmp_path / "moved")
+            archive.parent.mkdir()
+            other_users_archive(archive)
+            return text
+
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "script"
+    script.write_text("#!/bin/sh")
+    files = [File(str(script), "0/bin/script", script.stat())]
+    with open_archive(archive, files, Exchange({}), threading.Event()) as file, tarfile.open(fileobj=file) as tar:
+        assert tar.getnames() == ["0/bin/script"]
+
+
+def test_unused_archives_and_drafts_of_dead_jobs_are_removed(archive: Path) -> None:
+    archive.parent.mkdir(mode=0o700)
+    hours_ago = {"week.tar": 8 * 24, "day.tar": 24, "now.tar": 0, ".dead.draft": 1, ".growing.draft": 0.1}
+    for name, hours in hours_ago.items():
+        (archive.parent / name).touch()
+        os.utime(archive.parent / name, (time.time() - hours * 3600,) * 2)
+    read(archive)
+    assert {path.name for path in archive.parent.iterdir()} == {"day.tar", "now.tar", ".growing.draft", "env.tar"}
+
+
+def test_least_recently_used_archives_beyond_the_limit_are_removed(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_archive, "CACHE_BYTES", 1000)
+    archive.parent.mkdir(mode=0o700)
+    for name, hours in {"first.tar": 9, "second.tar": 8, "third.tar": 7, "in-use.tar": 0.1}.items():
+        (archive.parent / name).write_bytes(bytes(450))
+        os.utime(archive.parent / name, (time.time() - hours * 3600,) * 2)
+    read(archive)
+    assert {path.name for path in archive.parent.iterdir()} == {"third.tar", "in-use.tar", "env.tar"}
 
 
 def test_environment_is_that_of_the_python_and_of_tf4slurm_without_the_system(environment: PythonEnvironment) -> None:

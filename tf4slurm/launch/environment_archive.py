@@ -21,6 +21,16 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from tf4slurm.errors import LaunchError
+from tf4slurm.system.files import DRAFT_SUFFIX, replacing
+from tf4slurm.system.trusted_files import private_directory
+
+CACHE_BYTES = 32 * 2**30
+"""Limit of all archives together, and of all copies on a node."""
+UNUSED_SECONDS = 7 * 86400
+STAGING_SECONDS = 1800.0
+"""Time limit to copy an environment to the nodes of a job."""
+IN_USE_SECONDS = STAGING_SECONDS + 600
+"""A job that has been told of an archive or copy has opened it after this time."""
 
 _QUERY = """
 import json, sys
@@ -30,7 +40,7 @@ _QUERY_SECONDS = 120.0
 _SYSTEM = "/usr"  # on each node's own disk
 _THREADS = 16  # so that many requests wait for the file system at the same time
 _MAX_SCRIPT_BYTES = 65536
-_UNUSED_SECONDS = 7 * 86400
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ARCHIVED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
@@ -139,32 +149,64 @@ def fingerprint(files: Iterable[File], *texts: str) -> str:
     return result.hexdigest()[:16]
 
 
-def write_archive(archive: Path, files: list[File], relocate: Relocation, stopped: threading.Event) -> None:
-    """Write files into a tar archive, and remove archives beside it that no job has used for a week.
+def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: threading.Event) -> IO[bytes]:
+    """Open the tar archive of files; write it first unless this user has written it before.
 
-    Links, pyvenv.cfg and the scripts in bin are changed by `relocate`. Nothing is left if `stopped` is set meanwhile.
+    Links, pyvenv.cfg and the scripts in bin are changed by `relocate`. Writing also removes archives beside this one:
+    those that no job has used for a week, and the least recently used ones beyond `CACHE_BYTES` together.
 
     Raises:
+        UntrustedFileError: The archive's directory belongs to another user.
+        LaunchError: `stopped` was set meanwhile. No archive is left.
         OSError: A file cannot be read, or the archive cannot be written.
     """
-    archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in archive.parent.glob("*.tar*"):
-        with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > _UNUSED_SECONDS:
-                old.unlink()
-    draft = archive.with_name(f"{archive.name}.{os.uname().nodename}.{os.getpid()}")
+    with private_directory(path.parent, "Choose another --runs-directory.") as directory:
+        archive = directory / path.name
+        if _is_own(archive):
+            os.utime(archive)
+        else:
+            archive.unlink(missing_ok=True)
+            _remove_unused(directory, sum(file.facts.st_size for file in files))
+            _write_archive(archive, files, relocate, stopped)
+        return archive.open("rb")
+
+
+def _is_own(archive: Path) -> bool:
+    """Return whether only this user can have written a file, which may be older than its directory's mode."""
     try:
-        with ThreadPoolExecutor(_THREADS) as threads, tarfile.open(draft, "w") as tar:
-            for start in range(0, len(files), _THREADS):
-                chunk = files[start : start + _THREADS]
-                for member, content in threads.map(lambda file: _member(file, relocate), chunk):
-                    with contextlib.closing(content) if content else contextlib.nullcontext():
-                        tar.addfile(member, content)
-                if stopped.is_set():
-                    return
-        draft.rename(archive)
-    finally:
-        draft.unlink(missing_ok=True)
+        facts = archive.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & _OTHERS_WRITE
+
+
+def _remove_unused(directory: Path, num_bytes: int) -> None:
+    """Remove drafts of dead jobs, old archives, and those that leave no space for `num_bytes` in the cache."""
+    found = []
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            found.append((path.lstat().st_mtime, path.lstat().st_size, path))
+    for used_at, size, path in sorted(found, reverse=True):
+        age_seconds, num_bytes = time.time() - used_at, num_bytes + size
+        is_unwanted = path.suffix == DRAFT_SUFFIX or num_bytes > CACHE_BYTES
+        if age_seconds > UNUSED_SECONDS or (is_unwanted and age_seconds > IN_USE_SECONDS):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _write_archive(archive: Path, files: list[File], relocate: Relocation, stopped: threading.Event) -> None:
+    with (
+        replacing(archive) as draft,
+        ThreadPoolExecutor(_THREADS) as threads,
+        tarfile.open(fileobj=draft, mode="w") as tar,
+    ):
+        for start in range(0, len(files), _THREADS):
+            if stopped.is_set():
+                raise LaunchError("the job has ended.", command=())
+            chunk = files[start : start + _THREADS]
+            for member, content in threads.map(lambda file: _member(file, relocate), chunk):
+                with contextlib.closing(content) if content else contextlib.nullcontext():
+                    tar.addfile(member, content)
 
 
 def _member(file: File, relocate: Relocation) -> tuple[tarfile.TarInfo, IO[bytes] | None]:

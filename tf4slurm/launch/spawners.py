@@ -179,13 +179,13 @@ class SrunSpawner:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
-        agent: tuple[str, ...] = (*_AGENT, *self._spec.command)
+        agent = (*_AGENT, *self._spec.command)
         environ = {**self._environ, **environment}
         if self._spec.stage_env is not None:
             staged = await stage_environment(self._spec, self._allocation, self._environ, listener.on_staging)
             listener.on_staging(None)
             if staged is not None:
-                agent, environ = staged.command(agent), staged.environ(environ)
+                agent, environ = staged.command(_AGENT, self._spec.command), staged.environ(environ)
         survive = ("--no-kill",) if self._spec.spares else ()  # the step survives the loss of a node
         command = srun_command(self._allocation, self._spec.num_tasks, agent, (*survive, *self._srun_options))
 

@@ -11,21 +11,27 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from tf4slurm.errors import LaunchError
+from tf4slurm.errors import LaunchError, Tf4SlurmError
 from tf4slurm.jobs.formatting import format_bytes, format_count
 from tf4slurm.launch.environment_archive import (
+    CACHE_BYTES,
+    IN_USE_SECONDS,
+    STAGING_SECONDS,
+    UNUSED_SECONDS,
     File,
     Relocation,
     find_environment,
     fingerprint,
     list_files,
-    write_archive,
+    open_archive,
 )
+from tf4slurm.launch.node_copies import COMPLETE, FIND, LOCK_AND_RUN, UNPACK, parse_answers
 from tf4slurm.slurm.commands import srun_on_each_node_command
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
@@ -33,47 +39,11 @@ from tf4slurm.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-_ARCHIVES = ".environments"  # in the directory of run directories
-_COMPLETE = "complete"
-_LIMIT_SECONDS = 1800.0  # for all of it
 _END_SECONDS = 2.0  # after SIGTERM
-
-# $1: directory of all copies. $2: name of this copy. $3: kilobytes that it needs.
-# Other copies are removed if no agent uses (locks) them and no job has for a week, or ten minutes if space is short.
-_FIND = r"""
-umask 077
-answer() { echo "${SLURMD_NODENAME:-$(hostname)} $*"; }
-mkdir -p "$1" 2>/dev/null
-if [ -L "$1" ] || [ ! -O "$1" ]; then answer "error: $1 is not a directory of this user"; exit; fi
-cd "$1" || exit
-remove() {
-  find . -mindepth 1 -maxdepth 1 -name 'env-*' ! -name "$1*" "$2" "$3" | while read -r old; do
-    if [ -d "$old" ]; then flock -nx "$old" rm -rf "$old"; else rm -f "$old"; fi
-  done
-}
-free() { df -Pk . | awk 'NR == 2 {print $4}'; }
-remove "$2" -mtime +7
-if [ -e "$2/.complete" ]; then touch "$2"; answer complete; exit; fi
-[ "$(free)" -ge "$3" ] || remove "$2" -mmin +10
-answer "free: $(free)"
-"""
-# $1, $2: as before. $3: name of the archive. $4: program that must run. $5: where the archive's files belong, below $2.
-_UNPACK = r"""
-umask 077
-cd "$1" || exit
-unpack() {
-  rm -rf "$2" && mkdir -p "$2/$4" && tar -xf "$1" -C "$2/$4" || return
-  if [ -x "$2/0/bin/conda-unpack" ]; then "$2/0/bin/python" "$2/0/bin/conda-unpack" || return; fi
-  "$3" -c "" && touch "$2/.complete"
-}
-exec 9>"$2.lock"
-flock 9   # another job may unpack the same environment at this moment
-if [ -e "$2/.complete" ] || error=$(unpack "$3" "$2" "$4" "$5" 2>&1); then result=complete
-else rm -rf "$2"; result="error: $(echo "$error" | tail -n 2 | tr '\n' ' ')"; fi
-rm -f "$3"
-echo "${SLURMD_NODENAME:-$(hostname)} $result"
-"""
-_LOCK_AND_RUN = 'exec 9<"$0" && flock -s 9; exec "$@"'  # until the agent exits, this copy is not removed
+_SEARCH_PATHS = frozenset(
+    ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX")
+)
+"""The variables in which the environment's directories become those of the copy. Others may name places to write to."""
 
 
 class StagedEnvironment(NamedTuple):
@@ -83,13 +53,20 @@ class StagedEnvironment(NamedTuple):
     program: str
     relocate: Relocation
 
-    def command(self, words: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that runs `words` from the copy."""
-        return ("sh", "-c", _LOCK_AND_RUN, self.directory, *map(self.relocate, words))
+    def command(self, agent: Sequence[str], script: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that runs an agent from the copy, and its script's program if the copy has it.
+
+        The script's arguments stay as they are: they may name places to write to.
+        """
+        program, *arguments = script
+        if os.sep in program:  # else it is found on PATH
+            path = os.path.abspath(program)
+            program = program if self.relocate(path) == path else self.relocate(path)
+        return ("sh", "-c", LOCK_AND_RUN, self.directory, *map(self.relocate, agent), program, *arguments)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables with the paths of the copy, whose programs come first on PATH."""
-        result = {name: self.relocate(value) for name, value in environ.items()}
+        """Return the environment variables with the search paths of the copy, whose programs come first on PATH."""
+        result = {name: self.relocate(value) if name in _SEARCH_PATHS else value for name, value in environ.items()}
         result["PATH"] = f"{os.path.dirname(self.program)}:{result.get('PATH', os.defpath)}"
         return result
 
@@ -99,10 +76,10 @@ class _Source(NamedTuple):
 
     Attributes:
         environment: The environment on the nodes.
-        archive: Its archive, which `_pack` makes unless it exists.
+        archive: Its archive, which `_open_archive` makes unless it exists.
         part: Directory below the environment's that the archive's files belong in.
         num_bytes: Size of the unpacked environment.
-        files: What `_pack` packs; empty if the user has given the archive.
+        files: What the archive has; empty if the user has given the archive.
     """
 
     environment: StagedEnvironment
@@ -126,11 +103,13 @@ async def stage_environment(
     """
     stopped = threading.Event()
     try:
-        return await asyncio.wait_for(_stage(spec, allocation, environ, on_copy, stopped), _LIMIT_SECONDS)
+        return await asyncio.wait_for(_stage(spec, allocation, environ, on_copy, stopped), STAGING_SECONDS)
     except asyncio.TimeoutError:
-        reason = f"copying took longer than {_LIMIT_SECONDS:g} s."
-    except (LaunchError, OSError) as error:
+        reason = f"copying took longer than {STAGING_SECONDS:g} s."
+    except (Tf4SlurmError, OSError) as error:
         reason = str(error)
+    except Exception as error:  # a copy must never end a job, which runs without it
+        reason = f"{type(error).__name__}: {error}"
     finally:
         stopped.set()  # for the thread that packs
     logger.warning("--stage-env: the tasks start from the environment itself: %s", reason)
@@ -150,23 +129,23 @@ async def _stage(
     parent, name = os.path.split(source.environment.directory)
     num_nodes = allocation.num_nodes or 1
 
-    async def on_nodes(script: str, *arguments: str) -> dict[str, str]:
-        command = srun_on_each_node_command(num_nodes, ("sh", "-c", script, "sh", parent, name, *arguments))
-        output = await _run(command, environ)
-        return dict(line.partition(": ")[2].split(" ", 1) for line in output.splitlines())
+    async def on_nodes(script: str, *arguments: object) -> dict[str, str]:
+        command = srun_on_each_node_command(num_nodes, ("sh", "-c", script, "sh", parent, name, *map(str, arguments)))
+        return parse_answers(await _run(command, environ))
 
     needed = source.num_bytes // 512  # kilobytes, for the archive and its files
-    answers = await on_nodes(_FIND, str(needed))
-    if any(answer != _COMPLETE for answer in answers.values()):
+    answers = await on_nodes(FIND, needed, CACHE_BYTES // 1024, int(IN_USE_SECONDS) // 60, UNUSED_SECONDS // 60)
+    if any(answer != COMPLETE for answer in answers.values()):
         for node, answer in answers.items():
             _check_free(node, answer, parent, needed)
         on_copy(f"copying the environment ({format_bytes(source.num_bytes)}) to {format_count(num_nodes, 'node')}")
-        await in_thread(_pack, source, stopped)
-        received = f"{name}.{allocation.job_id}.tar"
-        await _run(("sbcast", "--force", str(source.archive), f"{parent}/{received}"), environ)
-        answers = await on_nodes(_UNPACK, received, source.environment.program, source.part)
+        received = f"{name}.{allocation.job_id}.{os.getpid()}.tar"
+        with await in_thread(_open_archive, source, stopped) as archive:  # another file may get its name
+            path = f"/proc/{os.getpid()}/fd/{archive.fileno()}"
+            await _run(("sbcast", "--force", path, f"{parent}/{received}"), environ)
+        answers = await on_nodes(UNPACK, received, source.environment.program, source.part)
     for node, answer in answers.items():
-        if answer != _COMPLETE:
+        if answer != COMPLETE:
             raise LaunchError(f"node {node}: {answer}", command=())
     if len(answers) < num_nodes:
         raise LaunchError(f"only {len(answers)} of {num_nodes} nodes have answered.", command=())
@@ -175,52 +154,64 @@ async def _stage(
 
 def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
     """Check that a node can take the copy: its answer is "complete", or names enough free kilobytes."""
-    kind, _, value = answer.partition(": ")
-    if kind == "free" and int(value) < needed:
+    free = re.fullmatch(r"free: (\d+)", answer)
+    if free is None and answer != COMPLETE:
+        raise LaunchError(f"node {node}: {answer}", command=())
+    if free is not None and int(free[1]) < needed:
         raise LaunchError(
-            f"node {node} has {format_bytes(int(value) * 1024)} free in {parent}, and the environment needs "
+            f"node {node} has {format_bytes(int(free[1]) * 1024)} free in {parent}, and the environment needs "
             f"{format_bytes(needed * 1024)}. Free space there, or choose another --stage-directory.",
             command=(),
         )
-    if kind not in ("free", _COMPLETE):
-        raise LaunchError(f"node {node}: {answer}", command=())
 
 
 def _find_source(spec: JobSpec, environ: Mapping[str, str]) -> _Source:
     """Return what to copy.
 
     Raises:
-        LaunchError: The environment is unknown or part of the system, or the archive does not exist.
+        LaunchError: The environment is unknown or part of the system, or the job writes below it.
+        OSError: The archive does not exist.
     """
     assert spec.stage_env is not None
     python = find_environment(spec.script_python or "python3", environ)
-    if spec.stage_env == ACTIVE_ENVIRONMENT:
-        files, directories = list_files(python), python.directories
-        if not directories:
-            raise LaunchError(f"{python.program} is part of the system, which is on each node's own disk.", command=())
-    else:
-        given = Path(spec.stage_env).absolute()
-        files, directories = [File(str(given), given.name, given.stat())], (python.prefix,)
+    is_active = spec.stage_env == ACTIVE_ENVIRONMENT
+    directories = python.directories if is_active else (python.prefix,)
+    if not directories:
+        raise LaunchError(f"{python.program} is part of the system, which is on each node's own disk.", command=())
+    for each in directories:
+        _check_nothing_is_written_below(each, spec)
+    given = Path(spec.stage_env).absolute()
+    files = list_files(python) if is_active else [File(str(given), given.name, given.stat())]
     parent = f"{spec.stage_directory.absolute()}/tf4slurm-{os.getuid()}"
     name = f"env-{fingerprint(files, parent)}"
     directory = f"{parent}/{name}"
     parts = {path: f"{directory}/{index}" for index, path in enumerate(directories)}
     relocate = Relocation({os.path.realpath(path): part for path, part in parts.items()} | parts)
     num_bytes = sum(file.facts.st_size for file in files)
-    if spec.stage_env == ACTIVE_ENVIRONMENT:
-        archive = spec.runs_directory.absolute() / _ARCHIVES / f"{name}.tar"
+    if is_active:
+        archive = spec.runs_directory.absolute() / f".environments-{os.getuid()}" / f"{name}.tar"
         environment = StagedEnvironment(directory, relocate(python.program), relocate)
         return _Source(environment, archive, ".", num_bytes, files)
     return _Source(StagedEnvironment(directory, f"{directory}/0/bin/python", relocate), given, "0", num_bytes, [])
 
 
-def _pack(source: _Source, stopped: threading.Event) -> None:
-    """Make the archive if it does not exist; else note that it is used."""
-    if source.files:
-        try:
-            os.utime(source.archive)
-        except FileNotFoundError:
-            write_archive(source.archive, source.files, source.environment.relocate, stopped)
+def _check_nothing_is_written_below(environment: str, spec: JobSpec) -> None:
+    """Check that working directory and run directories are not part of an environment."""
+    for what, path in (("working directory", Path.cwd()), ("directory of run directories", spec.runs_directory)):
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(environment)):
+            raise LaunchError(
+                f"the {what}, {str(path.absolute())!r}, is in the environment {environment!r}, whose copies are on the "
+                'nodes\' own disks. Make the environment in a directory of its own, such as "python -m venv .venv", or '
+                "choose another --runs-directory and working directory.",
+                command=(),
+            )
+
+
+def _open_archive(source: _Source, stopped: threading.Event) -> IO[bytes]:
+    """Open the archive that the user has given, or the own one, which is made if it does not exist."""
+    if not source.files:
+        return source.archive.open("rb")
+    return open_archive(source.archive, source.files, source.environment.relocate, stopped)
 
 
 async def _run(command: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -1,0 +1,118 @@
+"""Shell scripts that each node runs to find, unpack and remove copies of environments, and what they answer.
+
+A node's directory of copies, which only its user can enter, contains:
+
+    env-<fingerprint>/            a copy; its mtime is the last time that a job was told of it
+    env-<fingerprint>/.complete   its size in kilobytes, once it can be used
+    env-<fingerprint>.….tar       an archive that sbcast has brought, until it is unpacked
+    .removed-…                    copies that are being removed
+
+A copy is locked by its directory (flock): shared by a job that is told of it and by each agent that runs from it,
+exclusively while it is unpacked or moved away. Locks end with their processes, so that dead jobs hold none.
+"""
+
+from __future__ import annotations
+
+COMPLETE = "complete"
+_MARK = "tf4slurm-stage-env:"
+
+_COMMON = rf"""
+umask 077
+answer() {{ echo "{_MARK} ${{SLURMD_NODENAME:-$(hostname)}} $*"; exit; }}
+"""
+
+FIND = (
+    _COMMON
+    + r"""
+parent=$1 name=$2 needed=$3 limit=$4 in_use=$5 unused=$6
+error=$(mkdir -p "$parent" 2>&1) || answer "error: $error"
+[ ! -L "$parent" ] && cd "$parent" && [ -O . ] && chmod 700 . ||
+  answer "error: $parent is not a directory of this user"
+[ -z "$(find .. -maxdepth 0 ! -perm -1000 \( -perm -0020 -o -perm -0002 \))" ] ||
+  answer "error: other users may rename $parent: chmod +t its parent, or choose another --stage-directory"
+
+copies() { ls -1dtr env-*/ 2>/dev/null | tr -d /; }  # the least recently used first
+is_older() { [ -n "$(find "$1" -maxdepth 0 -mmin "+$2" 2>/dev/null)" ]; }
+free() { df -Pk . | awk 'NR == 2 { print $4 }'; }
+total() { cat env-*/.complete 2>/dev/null | awk '{ sum += $1 } END { print sum + 0 }'; }
+lacks_space() { [ "$(free)" -lt "$needed" ] || [ "$(($(total) + needed / 2))" -gt "$limit" ]; }
+use() (
+  command exec 9<"$name" && flock -s -w 0.5 9 && [ -e "$name/.complete" ] && touch "$name"
+) 2>/dev/null
+remove() (  # its age is read again once no job can be told of it
+  is_older "$1" "$in_use" && command exec 9<"$1" && flock -n 9 && is_older "$1" "$in_use" &&
+    mv "$1" ".removed-$1.$$" && rm -rf ".removed-$1.$$"
+) 2>/dev/null
+
+result=
+if use; then result=complete; fi
+rm -rf .removed-*
+find . -maxdepth 1 -name 'env-*.tar' -mmin "+$in_use" -exec rm -f {} +
+for copy in $(copies); do
+  if [ ! -e "$copy/.complete" ] || is_older "$copy" "$unused"; then remove "$copy"; fi
+done
+[ -z "$result" ] || answer "$result"
+for copy in $(copies); do
+  lacks_space || break
+  remove "$copy"
+done
+answer "free: $(free)"
+"""
+)
+"""Answers "complete", or the free kilobytes after copies that no agent uses were removed.
+
+Arguments: directory of all copies, name of this copy, kilobytes that it needs with its archive, kilobytes that all
+copies may have, minutes in which a copy stays after a job was told of it, minutes after which it is removed anyway.
+"""
+
+UNPACK = (
+    _COMMON
+    + r"""
+parent=$1 name=$2 archive=$3 program=$4 part=$5
+cd "$parent" || exit
+lock() {  # another job may have moved the directory away while this one waited
+  for _ in 1 2 3 4 5; do
+    mkdir -p "$name" && command exec 9<"$name" && flock "$1" 9 && [ "$name" -ef /proc/self/fd/9 ] && return
+  done
+  return 1
+}
+unpack() {
+  find "$name" -mindepth 1 -delete && mkdir -p "$name/$part" && tar -xf "$archive" -C "$name/$part" || return
+  if [ -x "$name/0/bin/conda-unpack" ]; then "$name/0/bin/python" "$name/0/bin/conda-unpack" || return; fi
+  "$program" -c "" && du -sk "$name" | cut -f 1 >"$name/.complete"
+}
+make() {
+  lock -s && [ -e "$name/.complete" ] && return
+  lock -x || return
+  [ -e "$name/.complete" ] || error=$(unpack 2>&1) ||
+    { mv "$name" ".removed-$name.$$" && rm -rf ".removed-$name.$$"; return 1; }
+}
+error="$parent/$name cannot be locked"
+if make; then
+  touch "$name"
+  result=complete
+else
+  result="error: $(printf '%s\n' "$error" | tail -n 2 | tr '\n' ' ' | cut -c -500)"
+fi
+rm -f "$archive"
+answer "$result"
+"""
+)
+"""Answers "complete", or "error: " and the reason.
+
+Arguments: directory of all copies, name of this copy, name of the archive, program that must run, directory below the
+copy's that the archive's files belong in.
+"""
+
+LOCK_AND_RUN = r"""
+command exec 9<"$0" && flock -s 9 && [ -e "$0/.complete" ] && exec "$@"
+echo "tf4slurm: $0, this node's copy of the environment, is gone. Start the job again." >&2
+exit 1
+"""
+"""Runs a command from a copy, which is not removed until the command exits. Arguments: the copy, the command."""
+
+
+def parse_answers(output: str) -> dict[str, str]:
+    """Return the answer of each node; other lines, such as those of a site's TaskProlog, are ignored."""
+    answers = (line.partition(_MARK)[2].split(maxsplit=1) for line in output.split("\n"))
+    return {words[0]: words[1].strip() for words in answers if len(words) == 2}
