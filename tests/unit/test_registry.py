@@ -119,3 +119,20 @@ def test_run_directories_of_other_users_beside_the_jobs_own_are_left_out(
     assert find_job(str(planted.path), environ).run_directories == [planted]  # named explicitly
     monkeypatch.setenv("TF4SLURM_TRUST", str(runs))
     assert len(job.run_directories) == 4
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_another_users_directory_with_the_name_of_a_registered_job_is_not_that_job(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a working directory that other users may write to, the id of a job names the job."""
+    monkeypatch.chdir(tmp_path)
+    register_job("train-17", tmp_path / "runs", environ, "17")
+    for name in ("17", "18"):
+        RunDirectory.create(tmp_path, name).write(JobFile(job_id="666"))
+        os.chown(name, 65534, 65534)
+    assert find_job("17", environ).name == "train-17"
+    assert find_job("./17", environ).job_id == "666"  # named as a path
+    assert find_job("18", environ).job_id == "666"  # nothing else has this name
+    RunDirectory.create(tmp_path, "train-17").write(JobFile(job_id="3"))
+    assert find_job("train-17", environ).runs_directory == str(tmp_path)  # this user's

@@ -118,25 +118,24 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
 def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     """Return the job with this Slurm job id, name or run directory path; the latest job if None.
 
+    A word without a slash is the name of another user's run directory only if no registered job has this id or name.
+
     Raises:
         UnknownJobError: No job matches.
     """
-    path = Path(text or "").absolute()
-    may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
-    if text is not None and any((path / name).exists() for name in may_be_half_gone):
-        file = RunDirectory(path).read(JobFile) or JobFile()
-        started = path.stat().st_mtime
-        with contextlib.suppress(ValueError):
-            started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
-        return KnownJob(file.job_id, path.name, str(path.parent), started, path.stat().st_uid)
-    jobs = registered_jobs(environ)
     if text is None:
-        if jobs:
+        if jobs := registered_jobs(environ):
             return jobs[0]
         raise UnknownJobError("This user has not started any job. Start one: tf4slurm run --help")
+    by_path = _find_by_path(Path(text).absolute())
+    if by_path is not None and (os.sep in text or by_path.owner in (os.getuid(), 0)):
+        return by_path
+    jobs = registered_jobs(environ)
     for job in jobs:
         if text in (job.job_id, job.name):
             return job
+    if by_path is not None:
+        return by_path
     words = [word for job in jobs for word in (job.job_id, job.name) if word]
     known = did_you_mean(nearest(text, words)) or f" The latest are {', '.join(words[:_MOST_LISTED])}."
     if not jobs:
@@ -146,6 +145,18 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         '"tf4slurm list" shows them.',
         job=text,
     )
+
+
+def _find_by_path(path: Path) -> KnownJob | None:
+    """Return the job with this run directory; None if the directory is none."""
+    may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
+    if not any((path / name).exists() for name in may_be_half_gone):
+        return None
+    file, facts = RunDirectory(path).read(JobFile) or JobFile(), path.stat()
+    started = facts.st_mtime
+    with contextlib.suppress(ValueError):
+        started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    return KnownJob(file.job_id, path.name, str(path.parent), started, facts.st_uid)
 
 
 def latest_run(job: KnownJob) -> RunDirectory:
