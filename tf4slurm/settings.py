@@ -18,7 +18,7 @@ from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, SettingsError
 from tf4slurm.options import Option, options_by_key, options_of, unknown
 from tf4slurm.spec import check_exclusive
-from tf4slurm.system.trusted_files import check_trusted
+from tf4slurm.system.trusted_files import read_trusted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -192,9 +192,9 @@ def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> d
 
 def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
     try:
-        if not is_shipped:  # these profiles are part of tf4slurm
-            check_trusted(path, f"To run without settings: --{SITE} {NO_SITE}.")
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        instead = f"To run without settings: --{SITE} {NO_SITE}."
+        data = path.read_bytes() if is_shipped else read_trusted(path, instead)  # shipped profiles are part of tf4slurm
+        content = tomllib.loads(data.decode("utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(
             f'{path} cannot be read as TOML: {error}. Texts need quotes, such as partition = "short".', source=str(path)

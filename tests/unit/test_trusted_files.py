@@ -20,6 +20,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.settings import SettingsPaths, project_directories
 from tf4slurm.submission.batch_script import make_script
+from tf4slurm.system import trusted_files
 from tf4slurm.system.trusted_files import check_trusted
 
 NOBODY = 65534
@@ -139,6 +140,42 @@ def test_user_uses_files_of_root_and_root_none_of_a_user() -> None:
         done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=30)
         assert (done.returncode == 0, "UntrustedFileError" in done.stderr) == (is_used, not is_used), done.stderr
     shutil.rmtree(directory)
+
+
+@as_root
+def test_file_that_is_exchanged_meanwhile_is_checked_as_it_was_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a user who may write to a directory above: at each check of the path, this user's file is in its place."""
+    original = tmp_path / "mine"
+    file.rename(original)
+    file.write_text("planted")
+    os.chown(file, NOBODY, NOBODY)
+
+    def exchange(path: Path, instead: str) -> None:
+        original.replace(path)
+        check_trusted(path, instead)
+
+    monkeypatch.setattr(trusted_files, "check_trusted", exchange)
+    with pytest.raises(UntrustedFileError, match="belongs to the user 'nobody'"):
+        trusted_files.read_trusted(file, "")
+
+
+@as_root
+def test_named_pipe_of_another_user_is_refused_at_once(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+    os.chown(file, NOBODY, NOBODY)
+    with pytest.raises(UntrustedFileError):
+        trusted_files.read_trusted(file, "")
+
+
+def test_content_of_a_trusted_file_is_read(file: Path) -> None:
+    file.write_text("mine")
+    assert trusted_files.read_trusted(file, "") == b"mine"
+    file.chmod(0o666)
+    with pytest.raises(UntrustedFileError):
+        trusted_files.read_trusted(file, "")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ the oldest are deleted. A job that cannot be registered still runs; its run dire
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
 from tf4slurm.options import did_you_mean, nearest
 from tf4slurm.system.files import replacing
-from tf4slurm.system.trusted_files import check_trusted, is_owned_by
+from tf4slurm.system.trusted_files import check_trusted, is_owned_by, read_trusted
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +102,9 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
     with contextlib.suppress(OSError):
         for path in _directory(environ).glob("*.json"):
             try:
-                check_trusted(path, _INSTEAD)
-                job = read_file(path, KnownJob)
+                job = read_file(path, KnownJob, functools.partial(read_trusted, instead=_INSTEAD))
             except (UntrustedFileError, SchemaVersionError) as error:
                 refused.append(error)
-            except OSError:  # deleted since
-                continue
             else:
                 if job is not None and job.name and job.runs_directory:
                     jobs.append(job)

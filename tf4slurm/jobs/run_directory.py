@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,7 +49,7 @@ from tf4slurm.jobs.schema import (
 )
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.files import replacing
-from tf4slurm.system.trusted_files import check_trusted
+from tf4slurm.system.trusted_files import read_trusted
 from tf4slurm.system.typed_json import read_lines, to_json
 
 TIMES_SUFFIX = ".times"
@@ -144,10 +145,8 @@ class RunDirectory:
         Raises:
             UntrustedFileError: Another user could have written the file.
         """
-        path = self.path / FILE_NAMES[JobFile]
-        if path.exists():
-            check_trusted(path, "Only the user who started a job can change it.")
-        return self.read(JobFile) or JobFile()
+        read = functools.partial(read_trusted, instead="Only the user who started a job can change it.")
+        return read_file(self.path / FILE_NAMES[JobFile], JobFile, read) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
         """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or guests.jsonl, without damaged lines."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -339,13 +339,13 @@ def to_versioned_json(value: Any, indent: int | None = None) -> str:
     return to_json({_VERSION_KEY: SCHEMA_VERSION, **vars(value)}, indent) + "\n"
 
 
-def read_file(path: Path, kind: type[_T]) -> _T | None:
-    """Read a JSON file; return None if it is missing, unreadable or not a JSON object.
+def read_file(path: Path, kind: type[_T], read: Callable[[Path], bytes] = Path.read_bytes) -> _T | None:
+    """Read a JSON file with `read`; return None if it is missing, unreadable or not a JSON object.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the file.
     """
-    content = read_object(path)
+    content = read_object(path, read)
     if content is None:
         return None
     version = content.get(_VERSION_KEY)

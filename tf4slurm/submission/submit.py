@@ -22,7 +22,7 @@ from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
-from tf4slurm.system.trusted_files import check_trusted
+from tf4slurm.system.trusted_files import read_trusted
 from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, SCRIPT_VARIABLES
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
         RefusedError, LaunchError: As `submit_script`.
     """
     script = job.batch_script
-    check_trusted(script, "Start the job again with the command you used.")
-    text = script.read_text(encoding="utf-8", errors="surrogateescape")
+    content = read_trusted(script, "Start the job again with the command you used.")
+    text = content.decode("utf-8", errors="surrogateescape")
     environ = submit_environment(environ, text)
     job_id = submit_script(text, environ, directory)
     again = register_job(f"{job.name.removesuffix(f'-{job.job_id}')}-{job_id}", script.parent, environ, job_id)

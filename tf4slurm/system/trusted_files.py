@@ -31,24 +31,41 @@ def check_trusted(path: Path, instead: str) -> None:
         OSError: The file does not exist.
     """
     for each in dict.fromkeys((path, path.parent, path.resolve().parent)):
-        facts, real = each.stat(), each.resolve()
-        directory = real if stat.S_ISDIR(facts.st_mode) else real.parent
-        if _is_in_trusted_directory(directory):
-            continue
-        if facts.st_uid not in (os.getuid(), 0):
-            owner = _name(each.owner, facts.st_uid)
-            why = f"{str(each)!r} belongs to the user {owner!r}, not to you or root. Use a copy of your own."
-        elif facts.st_mode & stat.S_IWOTH:
-            why = f"all users may write {str(each)!r}. Take that permission away: chmod o-w."
-        elif facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid, facts.st_uid):
-            group = _name(each.group, facts.st_gid)
-            why = f"the group {group!r} may write {str(each)!r}. Take that permission away: chmod g-w."
-        else:
-            continue
-        trust = f"If you trust all who may write there, add {str(directory)!r} to the environment variable {TRUST}."
-        raise UntrustedFileError(
-            f"{str(path)!r} is refused, as it could run commands as you: {why} {trust} {instead}", path=str(path)
-        )
+        _check(each, each.stat(), path, instead)
+
+
+def read_trusted(path: Path, instead: str) -> bytes:
+    """Return the content of a file after `check_trusted`.
+
+    The owner and the mode are those of the file that is read, even if a user who may write to a directory above
+    exchanges it meanwhile.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a named pipe does not block
+        _check(path, os.fstat(file.fileno()), path, instead)
+        check_trusted(path, instead)
+        return file.read()
+
+
+def _check(each: Path, facts: os.stat_result, path: Path, instead: str) -> None:
+    """Raise an error about `path` if others could have created or changed `each`, which is it or its directory."""
+    real = each.resolve()
+    directory = real if stat.S_ISDIR(facts.st_mode) else real.parent
+    if _is_in_trusted_directory(directory):
+        return
+    if facts.st_uid not in (os.getuid(), 0):
+        owner = _name(each.owner, facts.st_uid)
+        why = f"{str(each)!r} belongs to the user {owner!r}, not to you or root. Use a copy of your own."
+    elif facts.st_mode & stat.S_IWOTH:
+        why = f"all users may write {str(each)!r}. Take that permission away: chmod o-w."
+    elif facts.st_mode & stat.S_IWGRP and not _is_private_group(facts.st_gid, facts.st_uid):
+        group = _name(each.group, facts.st_gid)
+        why = f"the group {group!r} may write {str(each)!r}. Take that permission away: chmod g-w."
+    else:
+        return
+    trust = f"If you trust all who may write there, add {str(directory)!r} to the environment variable {TRUST}."
+    raise UntrustedFileError(
+        f"{str(path)!r} is refused, as it could run commands as you: {why} {trust} {instead}", path=str(path)
+    )
 
 
 def is_owned_by(user_id: int, path: Path) -> bool:

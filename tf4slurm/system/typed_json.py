@@ -30,10 +30,10 @@ def to_json(value: Any, indent: int | None = None) -> str:
         return dump(_without_nan(value))
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> dict[str, Any] | None:
     """Read a JSON object from a file; return None if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
