@@ -18,6 +18,7 @@ from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, SettingsError
 from tf4slurm.options import Option, options_by_key, options_of, unknown
 from tf4slurm.spec import check_exclusive
+from tf4slurm.system.directories import home_directory, make_directories, user_directory
 from tf4slurm.system.trusted_files import read_trusted
 
 if sys.version_info >= (3, 11):
@@ -60,12 +61,12 @@ class SettingsPaths:
 
     profile of a site    NAME.toml in sites/ of the user's directory or /etc/tf4slurm, or one of tf4slurm's own
     host                 /etc/tf4slurm/config.toml
-    user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config
+    user                 $XDG_CONFIG_HOME/tf4slurm/config.toml, by default in ~/.config; None without a home directory
     project              tf4slurm.toml in the nearest of `project_directories`
     environment          TF4SLURM_<OPTION>, such as TF4SLURM_PARTITION
     """
 
-    user: Path
+    user: Path | None
     project: Path
     etc: Path = ETC
     shipped: Path = SHIPPED
@@ -78,21 +79,22 @@ class SettingsPaths:
                 directory = Path.cwd()
             except OSError:
                 directory = Path("/")
-        home = environ.get("HOME") or "~"
-        configuration = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
-        files = [path / PROJECT_FILE for path in project_directories(directory, Path(home).expanduser().resolve())]
+        home = home_directory(environ)
+        files = [path / PROJECT_FILE for path in project_directories(directory, home and home.resolve())]
         project = next((path for path in files if os.path.isfile(path)), files[0])
-        return cls(Path(configuration).expanduser() / "tf4slurm", project)
+        return cls(user_directory(environ, "XDG_CONFIG_HOME", ".config"), project)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The settings files, without the profile. They need not exist; later files override earlier ones."""
-        return (self.etc / _CONFIG_FILE, self.user / _CONFIG_FILE, self.project)
+        users = () if self.user is None else (self.user / _CONFIG_FILE,)
+        return (self.etc / _CONFIG_FILE, *users, self.project)
 
     @property
     def site_directories(self) -> tuple[Path, ...]:
         """The directories of profiles; earlier directories override later ones."""
-        return (self.user / "sites", self.etc / "sites", self.shipped)
+        users = () if self.user is None else (self.user / "sites",)
+        return (*users, self.etc / "sites", self.shipped)
 
     def sites(self) -> dict[str, Path]:
         """Return the files of the profiles by profile name."""
@@ -100,7 +102,7 @@ class SettingsPaths:
         return {path.stem: path for path in paths}
 
 
-def project_directories(directory: Path, home: Path) -> tuple[Path, ...]:
+def project_directories(directory: Path, home: Path | None) -> tuple[Path, ...]:
     """Return the directories of a project: `directory` and its parents, up to a repository's root or `home`.
 
     Outside of both, return `directory` alone, because its parents may not belong to the project.
@@ -117,9 +119,13 @@ def repository_of(directory: Path) -> Path | None:
 
 def create_file(paths: SettingsPaths, *, project: bool) -> Path:
     """Create the user's settings file, or a project file here; raise SettingsError if it exists or is not writable."""
-    path = Path.cwd() / PROJECT_FILE if project else paths.user / _CONFIG_FILE
+    directory = Path.cwd() if project else paths.user
+    if directory is None:
+        text = "This user has no home directory for settings. Set HOME or XDG_CONFIG_HOME, or give --project."
+        raise SettingsError(text, source="HOME")
+    path = directory / (PROJECT_FILE if project else _CONFIG_FILE)
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_directories(directory, 0o755)
         # 0644 at most, whatever the umask, because a group-writable file is refused.
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w", encoding="utf-8") as file:
             file.write(_NEW_FILE)

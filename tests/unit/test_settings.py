@@ -208,7 +208,7 @@ def test_later_file_overrides_earlier(paths: SettingsPaths) -> None:
     (paths.shipped / "mine.toml").write_text('partition = "shipped"')
     order = [
         paths.etc / "config.toml",
-        paths.user / "config.toml",
+        paths.files[1],
         paths.project,
     ]
     for count in range(1, 4):
@@ -223,9 +223,9 @@ def test_later_file_overrides_earlier(paths: SettingsPaths) -> None:
 
 
 def test_settings_have_their_origin(paths: SettingsPaths) -> None:
-    (paths.user / "config.toml").write_text('time = "5"')
+    (paths.files[1]).write_text('time = "5"')
     settings = read_settings({"TF4SLURM_PARTITION": "p"}, paths=paths)
-    assert settings["time"].origin == str(paths.user / "config.toml")
+    assert settings["time"].origin == str(paths.files[1])
     assert settings["partition"].origin == "TF4SLURM_PARTITION"
     assert settings["site"].origin == "default"
 
@@ -244,14 +244,14 @@ def test_file_or_variable_names_the_site(paths: SettingsPaths) -> None:
 
 
 def test_site_none_disables_settings(paths: SettingsPaths) -> None:
-    (paths.user / "config.toml").write_text('partition = "p"')
+    (paths.files[1]).write_text('partition = "p"')
     assert values(paths, {"TF4SLURM_TIME": "5"}, "none") == {}
     assert values(paths, {"TF4SLURM_SITE": "none"}) == {}
 
 
 def test_later_file_replaces_excluded_options(paths: SettingsPaths) -> None:
     (paths.etc / "config.toml").write_text('mem = "1G"\ntime = "5"')
-    (paths.user / "config.toml").write_text('mem_per_cpu = "2G"')
+    (paths.files[1]).write_text('mem_per_cpu = "2G"')
     assert values(paths) == {"mem_per_cpu": "2G", "time": "5", "site": "generic"}
 
 
@@ -266,7 +266,7 @@ def test_later_file_replaces_excluded_options(paths: SettingsPaths) -> None:
     ],
 )
 def test_invalid_file_is_refused_with_its_path(paths: SettingsPaths, text: str, words: str) -> None:
-    path = paths.user / "config.toml"
+    path = paths.files[1]
     path.write_text(text)
     with pytest.raises(SettingsError, match=words) as refused:
         values(paths)

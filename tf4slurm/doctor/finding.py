@@ -16,6 +16,7 @@ from typing import Literal
 from tf4slurm import __version__
 from tf4slurm.errors import EXIT_PREFLIGHT
 from tf4slurm.slurm.nodelist import fold_nodelist
+from tf4slurm.system.directories import home_directory
 
 Level = Literal["ok", "warn", "fail"]
 _WIDTH = 110
@@ -104,7 +105,7 @@ def format_report(findings: Iterable[Finding]) -> str:
 
 def hide_user(text: str) -> str:
     """Replace this user's home directory with "~", and the name in other paths with "USER"."""
-    home = os.path.expanduser("~").rstrip("/")
+    home = str(home_directory(os.environ) or "").rstrip("/")
     if home:
         text = re.sub(re.escape(home) + _END_OF_NAME, "~", text)
     try:

@@ -21,6 +21,7 @@ from tf4slurm.errors import RunDirectoryError, SchemaVersionError, UnknownJobErr
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
 from tf4slurm.options import did_you_mean, nearest
+from tf4slurm.system.directories import make_directories, user_directory
 from tf4slurm.system.files import replacing
 from tf4slurm.system.trusted_files import check_trusted, is_owned_by, read_trusted
 
@@ -82,9 +83,9 @@ class KnownJob:
 def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
     """Register the job with run directory `runs_directory`/`name`, which need not exist; return its entry."""
     job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
-    directory = _directory(environ)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = _directory(environ)
+        make_directories(directory, 0o700)
         key = re.sub(r"[^\w.-]", "_", name)[:200]
         with replacing(directory / f"{key}.json") as draft:
             draft.write(to_versioned_json(job).encode())
@@ -125,7 +126,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         if jobs := registered_jobs(environ):
             return jobs[0]
         raise UnknownJobError("This user has not started any job. Start one: tf4slurm run --help")
-    by_path = _find_by_path(Path(text).absolute())
+    by_path = _find_by_path(text)
     if by_path is not None and (os.sep in text or by_path.owner in (os.getuid(), 0)):
         return by_path
     jobs = registered_jobs(environ)
@@ -145,11 +146,12 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     )
 
 
-def _find_by_path(path: Path) -> KnownJob | None:
+def _find_by_path(text: str) -> KnownJob | None:
     """Return the job with this run directory; None if the directory is none."""
     may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
-    if not any((path / name).exists() for name in may_be_half_gone):
+    if not any(os.path.exists(os.path.join(text, name)) for name in may_be_half_gone):
         return None
+    path = Path(text).absolute()  # fails if the working directory was removed
     file, facts = RunDirectory(path).read(JobFile) or JobFile(), path.stat()
     started = facts.st_mtime
     with contextlib.suppress(ValueError):
@@ -175,5 +177,7 @@ def latest_run(job: KnownJob) -> RunDirectory:
 
 
 def _directory(environ: Mapping[str, str]) -> Path:
-    home = environ.get("HOME") or "/"
-    return Path(environ.get("XDG_STATE_HOME") or f"{home}/.local/state") / "tf4slurm" / "jobs"
+    directory = user_directory(environ, "XDG_STATE_HOME", ".local/state")
+    if directory is None:
+        raise FileNotFoundError("this user has no home directory; set HOME or XDG_STATE_HOME")
+    return directory / "jobs"

@@ -48,6 +48,7 @@ from tf4slurm.jobs.schema import (
     to_versioned_json,
 )
 from tf4slurm.slurm.parsing import SlurmResources
+from tf4slurm.system.directories import make_directories
 from tf4slurm.system.files import replacing
 from tf4slurm.system.trusted_files import read_trusted
 from tf4slurm.system.typed_json import read_lines, to_json
@@ -99,7 +100,7 @@ class RunDirectory:
             RunDirectoryError: The directory cannot be created, belongs to another user, or is a link.
         """
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directories(path, 0o700)
             facts = path.lstat()
             if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
                 raise _cannot_create(path, "a link, or another user's directory, is in its place")
@@ -254,7 +255,7 @@ def _append(path: Path, *lines: Sample | GuestArray) -> None:
 
 def make_parent(path: Path) -> None:
     """Create the parent of run directories; other users cannot write to it, whatever the umask."""
-    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_directories(path, 0o755)
 
 
 def _write(path: Path, content: bytes) -> None:

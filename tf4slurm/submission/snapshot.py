@@ -16,6 +16,7 @@ from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, RunDirectoryError
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.settings import repository_of
+from tf4slurm.system.directories import make_directories
 from tf4slurm.system.versions import COMMIT_FILE, read_commit
 
 _TIMEOUT_SECONDS = 60.0
@@ -54,7 +55,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
             names = _tracked_files(source)
             _check_size(source, [source / name for name in names])
             for name in names:
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                make_directories((target / name).parent, 0o755)
                 shutil.copy2(source / name, target / name, follow_symlinks=False)
         else:
             source = source.resolve()
@@ -65,6 +66,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
             _check_size(source, _walk(source, ignore))
             shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
+            target.chmod(0o700)  # copytree gives it the mode of the source
         _check_command(source, target, command)
         if (commit := read_commit(source)) is not None:
             (target / COMMIT_FILE).write_text(json.dumps(commit), encoding="utf-8")

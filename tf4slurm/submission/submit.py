@@ -22,6 +22,7 @@ from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
+from tf4slurm.system.directories import make_directories
 from tf4slurm.system.trusted_files import read_trusted
 from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, SCRIPT_VARIABLES
 
@@ -50,9 +51,9 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
     spec = place_snapshot(spec)
     text, environ = _prepare(spec, environ)
     draft = _write_draft(spec, text)
-    make_output_directory(spec)
     snapshot = spec.directory if spec.snapshot != "none" else None
     try:
+        make_output_directory(spec)
         if snapshot is not None:
             take_snapshot(spec.snapshot, Path.cwd(), snapshot, spec.command)
         job_id = submit_script(text, environ)
@@ -240,10 +241,22 @@ def _run(
 
 
 def make_output_directory(spec: BatchSpec) -> None:
-    """Create the directory of --output: without it the job fails without a message."""
+    """Create the directory of --output: without it the job fails without a message.
+
+    Raises:
+        RunDirectoryError: The directory cannot be created.
+    """
     directory = Path(spec.sbatch_options.get("output", "")).parent
-    if "%" not in str(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    if "%" in str(directory):
+        return
+    try:
+        make_directories(directory, 0o755)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The directory of --output, {str(directory)!r}, cannot be created: {error.strerror}. Choose a file in a "
+            "directory that you may write.",
+            path=str(directory),
+        ) from error
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
