@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import pytest
 
-from tf4slurm.agent.child_log import LastLines
+from tf4slurm.agent.child_log import ChildLog, LastLines
+from tf4slurm.system.output import LineWriter
 
 KERAS = '  File "/venv/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler'
 PER_REPLICA = f"""Traceback (most recent call last):
@@ -71,3 +75,24 @@ def test_other_lines_are_unchanged(text: str) -> None:
 def test_no_line_takes_long(line: str) -> None:
     """The agent sends no heartbeat meanwhile; some patterns would take years."""
     assert kept(line) == [line[:500]]
+
+
+def test_progress_bar_is_folded_on_the_terminal_and_in_the_file(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    writer = LineWriter(terminal)
+    log = ChildLog(tmp_path / "logs/worker-0.1.log", "worker/0", writer)
+    log.write(b"start\n")
+    for step in range(2_001):
+        log.write(b"\r%4d/2000" % step)
+    log.write(b"\nend\n")
+    for step in range(2_001):
+        log.write(b"%4d/2000\r" % step)
+    log.write(b"")
+    tail = log.close()
+    writer.close()
+    lines = (tmp_path / "logs/worker-0.1.log").read_text().splitlines()
+    assert len(lines) < 40  # one a second
+    assert {"start", "2000/2000", "end"} <= set(lines)
+    assert lines[-1] == "2000/2000"
+    assert terminal.getvalue() == "".join(f"worker/0 | {line}\n" for line in lines)
+    assert tail == tuple(lines[-20:])

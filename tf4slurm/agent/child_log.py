@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
-from tf4slurm.system.output import LineSplitter, LineWriter
+from tf4slurm.system.directories import make_directories
+from tf4slurm.system.output import LineSplitter, LineWriter, ProgressFilter
 
 _TIMES_SECONDS = 1.0
 _LINES = 20
@@ -52,14 +53,16 @@ class LastLines:
 class ChildLog:
     """Writes the output of one child process to its log file, and line by line to the terminal.
 
-    The last lines omit TensorFlow's start-up messages; the terminal shows them only with `all_output`. If the file
-    cannot be written (a full disk), later output appears only on the terminal.
+    The last lines omit TensorFlow's start-up messages; the terminal shows them only with `all_output`. Of a progress
+    bar, terminal and file have at most one state a second, and the last. If the file cannot be written (a full disk),
+    later output appears only on the terminal.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
         self._name = name
         self._all_output = all_output
         self._writer = writer
+        self._filter = ProgressFilter()
         self._splitter = LineSplitter()
         self._boilerplate = BoilerplateFilter()
         self._tail = LastLines()
@@ -67,7 +70,7 @@ class ChildLog:
         self._times: BinaryIO | None = None
         self._timed_at = float("-inf")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(path.parent, 0o700)
             self._file = open_to_append(path)
             self._times = open_to_append(path.with_suffix(TIMES_SUFFIX))
         except OSError as error:
@@ -75,16 +78,17 @@ class ChildLog:
 
     def write(self, data: bytes) -> None:
         """Write output; empty `data` marks its end. A stalled file system blocks this call, not the agent."""
-        self._show(self._splitter.split(data))
-        if not data:
-            self._close_files()
-        elif self._file is not None:
+        kept = self._filter.filter(data) if data else self._filter.finish()
+        self._show(self._splitter.split(kept))
+        if kept and self._file is not None:
             try:
                 self._note_time(self._file)
-                self._file.write(data)
+                self._file.write(kept)
             except OSError as error:
                 self._show([f"[tf4slurm: the log file ends here: {error}]"])
                 self._close_files()
+        if not data:
+            self._close_files()
 
     def _close_files(self) -> None:
         for file in (self._file, self._times):
@@ -104,7 +108,7 @@ class ChildLog:
 
     def close(self) -> tuple[str, ...]:
         """Finish the last line; return the last lines."""
-        self._show(self._splitter.finish())
+        self._show([*self._splitter.split(self._filter.finish()), *self._splitter.finish()])
         return self._tail.to_tuple()
 
     def _show(self, lines: Sequence[str]) -> None:

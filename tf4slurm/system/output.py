@@ -1,4 +1,4 @@
-"""Output to slow streams: a line writer and a log handler; also a line splitter.
+"""Output to slow streams: a line writer and a log handler; also a filter of progress bars and a line splitter.
 
 A paused terminal (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
 """
@@ -8,13 +8,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import re
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 _MAX_WAITING_LINES = 10_000
+_MAX_WAITING_CHARACTERS = 4_000_000  # at most 16 MB of memory
 _CLOSE_SECONDS = 1.0
+MAX_LINE_BYTES = 65536
+_OVERWRITTEN_SECONDS = 1.0
+_PIECES = re.compile(rb"[^\r\n]*[\r\n]|[^\r\n]+")
 
 
 class Stream(Protocol):
@@ -33,18 +39,24 @@ class LineWriter:
         # An int in the queue is a number of dropped lines; the thread sets an event; None ends the thread.
         self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
+        self._waiting_characters = 0
+        self._lock = threading.Lock()  # for the two numbers
         self._thread = threading.Thread(target=self._write_all, name="line-writer", daemon=True)
         self._thread.start()
 
     def write(self, line: str) -> None:
         """Queue one line, without its newline."""
-        try:
-            if self._dropped:
-                self._lines.put_nowait(self._dropped)
-                self._dropped = 0
-            self._lines.put_nowait(line)
-        except queue.Full:
-            self._dropped += 1
+        with self._lock:
+            try:
+                if self._waiting_characters > _MAX_WAITING_CHARACTERS:
+                    raise queue.Full
+                if self._dropped:
+                    self._lines.put_nowait(self._dropped)
+                    self._dropped = 0
+                self._lines.put_nowait(line)
+                self._waiting_characters += len(line)
+            except queue.Full:
+                self._dropped += 1
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
         """Write the queued lines for at most 1 s, then `last_lines` for at most 1 s; drop the rest."""
@@ -65,6 +77,9 @@ class LineWriter:
     def _write_all(self) -> None:
         is_open = True
         while (line := self._lines.get()) is not None:
+            if isinstance(line, str):
+                with self._lock:
+                    self._waiting_characters -= len(line)
             try:
                 if isinstance(line, threading.Event):
                     line.set()
@@ -109,24 +124,74 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type onl
         super().close()
 
 
-class LineSplitter:
-    """Splits a stream of bytes into lines of text. A carriage return also ends a line, because of progress bars."""
+class ProgressFilter:
+    """Leaves out texts that carriage returns overwrite, as in progress bars, but for one a second.
 
-    MAX_LINE_BYTES = 65536
+    Each text that is kept becomes a line of its own. The last text of a line is always kept.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept_at = float("-inf")
+        self._begin_line()
+
+    def _begin_line(self) -> None:
+        self._text = b""  # after the last carriage return, and not returned yet
+        self._overwritten = b""  # the text before it, if not returned yet
+        self._has_overwriting = False
+        self._is_begun = False  # the beginning of the line has been returned
+        self._is_kept = False  # a text of the line has been returned as a line
+
+    def filter(self, data: bytes) -> bytes:
+        """Add output; return what is kept of it so far."""
+        if not self._has_overwriting and b"\r" not in data:
+            self._is_begun = not data.endswith(b"\n") if data else self._is_begun
+            return data
+        return b"".join(self._filter(piece) for piece in _PIECES.findall(data))
+
+    def _filter(self, piece: bytes) -> bytes:
+        """Add a piece of a line, which a line break or a carriage return may end."""
+        self._text += piece.rstrip(b"\r\n")
+        if piece.endswith(b"\r"):
+            return self._overwrite()
+        if piece.endswith(b"\n"):
+            last = self._text if self._text.strip() else self._overwritten or self._text
+            kept = last + b"\n" if last or self._is_begun or not self._is_kept else b""
+            self._begin_line()
+            return kept
+        if self._has_overwriting and len(self._text) <= MAX_LINE_BYTES:
+            return b""
+        text, self._text, self._overwritten, self._is_begun = self._text, b"", b"", True
+        return text
+
+    def _overwrite(self) -> bytes:
+        text, self._text, self._has_overwriting = self._text, b"", True
+        if not text.strip() and not self._is_begun:
+            return b""
+        now = self._clock()
+        if not self._is_begun and now - self._kept_at < _OVERWRITTEN_SECONDS:
+            self._overwritten = text
+            return b""
+        self._kept_at, self._overwritten, self._is_begun, self._is_kept = now, b"", False, True
+        return text + b"\n"
+
+    def finish(self) -> bytes:
+        """Return the last text of an incomplete last line."""
+        rest = self._text if self._text.strip() else self._overwritten
+        self._begin_line()
+        return rest
+
+
+class LineSplitter:
+    """Splits a stream of bytes into lines of text."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self._ended_in_return = False
 
     def split(self, data: bytes) -> list[str]:
         """Add `data`; return the lines that are now complete."""
-        if not data:
-            return []
-        if self._ended_in_return:
-            data = data.removeprefix(b"\n")
-        self._ended_in_return = data.endswith(b"\r")
-        *lines, self._rest = (self._rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if len(self._rest) > self.MAX_LINE_BYTES:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest)
             self._rest = b""
         return [line.decode("utf-8", "replace") for line in lines]
