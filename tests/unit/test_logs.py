@@ -82,6 +82,39 @@ def test_growing_log_is_continued_without_an_unfinished_line(run: RunDirectory) 
     assert texts(log) == []
 
 
+def test_growing_index_is_read_once(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    open_file = Path.open
+
+    def count(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append(path.suffix)
+        return open_file(path, *arguments, **options)
+
+    number = 50_000
+    write(run, "chief-0.1", "a\n" * number, "".join(f"{2 * line} {1000.0 + line}\n" for line in range(number)))
+    log = reader(run, tail=2)
+    assert [line.time for line in log.read(is_final=False)] == [50_998.0, 50_999.0]
+    monkeypatch.setattr(Path, "open", count)
+    assert texts(log, is_final=False) == []
+    assert ".times" not in opened  # nothing new was printed
+    paths = [run.path / "logs" / f"chief-0.1.{suffix}" for suffix in ("log", "times")]
+    for entry in range(3):
+        for path, text in zip(paths, ("b\n", f"{2 * (number + entry)} {2000.0 + entry}\n"), strict=True):
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(text)
+        assert [(line.time, line.text) for line in log.read(is_final=False)] == [(2000.0 + entry, "b")]
+        assert len(log._index[0]) < 10  # earlier entries are forgotten
+    assert log._index_bytes == paths[1].stat().st_size
+
+
+def test_unfinished_entry_of_the_index_is_read_when_it_is_complete(run: RunDirectory) -> None:
+    write(run, "chief-0.1", "a\nb\n", "0 100.0\n2 20")
+    log = reader(run)
+    assert [line.time for line in log.read(is_final=False)] == [100.0, 100.0]
+    write(run, "chief-0.1", "a\nb\nc\n", "0 100.0\n2 200.0\n4 300.0\n")
+    assert [line.time for line in log.read(is_final=False)] == [300.0]
+
+
 @given(
     lines=st.lists(st.text("ab\x00é", max_size=6).map(lambda text: text.encode()), max_size=30),
     number=st.integers(0, 40),

@@ -127,7 +127,8 @@ class LogReader:
         """Skip lines that are certainly older than `since` or, without it, all but the last `tail` lines."""
         self.log = log
         self._offset = 0
-        self._index: tuple[list[int], list[float]] = ([], [])
+        self._index: tuple[list[int], list[float]] = ([], [])  # the entries from self._offset on, and the one before
+        self._index_bytes = 0  # read so far
         with contextlib.suppress(OSError):
             if since is not None:
                 self._skip_until(since)
@@ -153,8 +154,10 @@ class LogReader:
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
         """Return the lines since the last call. An unfinished last line is left out unless `is_final`."""
-        self._read_index()
         with contextlib.suppress(OSError), self.log.path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size <= self._offset:
+                return
+            self._read_index()
             file.seek(self._offset)
             for line in file:
                 start = self._offset
@@ -169,14 +172,21 @@ class LogReader:
         return times[place] if place >= 0 else 0.0
 
     def _read_index(self) -> None:
-        offsets, times = [], []
-        with contextlib.suppress(OSError):
-            for line in self.log.path.with_suffix(TIMES_SUFFIX).read_text().splitlines():
-                with contextlib.suppress(ValueError):  # an unfinished line
+        """Read the new entries of the index, and forget those of lines that were read."""
+        offsets, times = self._index
+        num_read = max(0, bisect.bisect_right(offsets, self._offset) - 1)
+        del offsets[:num_read], times[:num_read]
+        with contextlib.suppress(OSError), self.log.path.with_suffix(TIMES_SUFFIX).open("rb") as file:
+            file.seek(self._index_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):  # unfinished
+                    return
+                self._index_bytes += len(line)
+                with contextlib.suppress(ValueError):  # damaged
                     offset, time = line.split()
-                    offsets.append(int(offset))
-                    times.append(float(time))
-        self._index = (offsets, times)
+                    entry = int(offset), float(time)
+                    offsets.append(entry[0])
+                    times.append(entry[1])
 
 
 def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[LogLine]:
