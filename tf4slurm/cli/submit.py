@@ -10,6 +10,7 @@ import click
 from tf4slurm import api
 from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import ARGUMENTS, JobVerb, job_options, read_options, site_option
+from tf4slurm.system.program import naming_standard_output
 
 _PRINT_ONLY = ("--dry-run", "--test-only")
 
@@ -80,4 +81,6 @@ def _made_by(context: click.Context) -> tuple[str, ...]:
 
 def _print_script(spec: BatchSpec) -> None:
     """Print the script unchanged, even where a name in it is not UTF-8."""
-    sys.stdout.buffer.write(api.script(spec).encode("utf-8", "surrogateescape"))
+    with naming_standard_output():
+        sys.stdout.buffer.write(api.script(spec).encode("utf-8", "surrogateescape"))
+        sys.stdout.flush()

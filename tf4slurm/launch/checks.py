@@ -31,9 +31,14 @@ def check_command(spec: JobSpec) -> None:
     What is in a container is not checked, only that its image exists.
 
     Raises:
-        CommandError: The program, script or image does not exist, or the program is not executable.
+        CommandError: The program, script, image or working directory does not exist, or the program is not executable.
         OptionError: The archive of --stage-env does not exist.
     """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        text = "The working directory does not exist any more. Change to an existing one with cd."
+        raise CommandError(text, command=spec.command) from None
     if spec.stage_env not in (None, ACTIVE_ENVIRONMENT) and not os.path.isfile(spec.stage_env):
         raise OptionError(
             f"The archive {spec.stage_env!r} of --stage-env does not exist. Give its path, or {ACTIVE_ENVIRONMENT!r}.",

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
 
-from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.errors import EXIT_PREFLIGHT, SettingsError, Tf4SlurmError
 from tf4slurm.system.output import LogHandler
+
+logger = logging.getLogger(__name__)
+
+_LOG_VARIABLE = "TF4SLURM_LOG"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_ESCAPE = "tf4slurm.escape"
+_STANDARD_OUTPUT = "<stdout>"
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
-    """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError` without a traceback.
+    """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError`, OSError or ValueError as a sentence.
 
     `environ` is a copy of os.environ for child processes. Afterwards this function changes os.environ, to silence
     gRPC's messages about clients that send invalid data, and to turn off its fork handlers.
@@ -24,26 +33,98 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # the handlers abort children that Python 3.10 starts by fork
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.pop("GRPC_TRACE", None)  # traces show the token
+    codecs.register_error(_ESCAPE, _escape)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # after `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    level = environ.get("TF4SLURM_LOG", "WARNING").upper()
-    handlers = (LogHandler(sys.stderr),)
-    logging.basicConfig(handlers=handlers, level=level, format="tf4slurm: %(levelname)s: %(message)s")
+        getattr(sys, name).reconfigure(errors=_ESCAPE)
+    sys.stdout = _StandardOutput.replacing(sys.stdout)
+    message, exit_code = "", None
     try:
+        _start_log(environ)
         exit_code = main(environ)
     except Tf4SlurmError as error:
-        with contextlib.suppress(OSError):
-            print(f"tf4slurm: {error}", file=sys.stderr)
-        exit_code = error.exit_code
+        message, exit_code = str(error), error.exit_code
+    except (OSError, ValueError) as error:
+        logger.debug("the error:", exc_info=True)
+        message, exit_code = explain(error), EXIT_PREFLIGHT
     except SystemExit as end:  # also raised by click
         exit_code = end.code
+    if message:
+        with contextlib.suppress(OSError):
+            print(f"tf4slurm: {message}", file=sys.stderr)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # the reader has exited (`| head`), which does not change the exit code
             stream.flush()
     # Skip exit handlers, because a thread may wait for a paused terminal.
     os._exit(exit_code if isinstance(exit_code, int) else int(exit_code is not None))
+
+
+class _StandardOutput(io.TextIOWrapper):
+    """Standard output, whose errors name it."""
+
+    @classmethod
+    def replacing(cls, stream: Any) -> _StandardOutput:
+        options = {name: getattr(stream, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+        return cls(stream.detach(), **options)
+
+    def write(self, text: str, /) -> int:
+        with naming_standard_output():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with naming_standard_output():
+            super().flush()
+
+
+@contextlib.contextmanager
+def naming_standard_output() -> Iterator[None]:
+    """Make an OSError of a write to standard output name it, for `explain`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = _STANDARD_OUTPUT
+        raise
+
+
+def _start_log(environ: Mapping[str, str]) -> None:
+    level = (environ.get(_LOG_VARIABLE) or "WARNING").upper()
+    if level not in _LEVELS:
+        text = f"{_LOG_VARIABLE} is {environ[_LOG_VARIABLE]!r}. Expected one of {', '.join(_LEVELS)}."
+        raise SettingsError(text, source=_LOG_VARIABLE)
+    handlers = (LogHandler(sys.stderr),)
+    logging.basicConfig(handlers=handlers, level=level, format="tf4slurm: %(levelname)s: %(message)s")
+
+
+def explain(error: OSError | ValueError) -> str:
+    """Return the message for an error of the system or of Python's library that nothing else explains."""
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        return "The working directory does not exist any more. Change to an existing one with cd."
+    hint = f"{_LOG_VARIABLE}=DEBUG shows where."
+    if isinstance(error, OSError) and error.filename is _STANDARD_OUTPUT:
+        return f"Standard output cannot be written: {error.strerror}. Free some space, or write to another place."
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{str(error.filename)!r} cannot be used: {error.strerror}. {hint}"
+    if isinstance(error, UnicodeError):
+        return f"A text cannot be read or written in this locale: {error}. Choose UTF-8: export LC_ALL=C.UTF-8. {hint}"
+    return f"{type(error).__name__}: {error}. {hint}"
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Encode bytes of a file name that are not text as they are, and other characters as escape sequences."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.backslashreplace_errors(error)
 
 
 def main_command(module: str, argument: object = "") -> tuple[str, ...]:
