@@ -233,6 +233,8 @@ def broken_barrier_names_tasks_that_did_not_arrive(job: Job, mine: Arrival) -> s
     if "is not for" in mine.error:
         return f"{mine.script} is refused: {mine.error}" if str(mine.script.task) in expected else None
     now = job.world.now
+    if disturbed_seconds(job, mine.script.rank, mine.since, now):  # the answer is late
+        return None
     hanging = {script for _, script in job.hangs}  # they do not see that an earlier barrier of the name has ended
     for name in sorted(names):
         for other in _arrivals(job, mine, expected[name]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -24,8 +25,9 @@ from tf4slurm.agent.rendezvous import (
     spec_from_environ,
     spec_to_environ,
 )
-from tf4slurm.cluster import Address, Task
+from tf4slurm.cluster import Address, Cluster, Task
 from tf4slurm.control import credentials
+from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint, Credentials
 from tf4slurm.control.messages import Registration
 from tf4slurm.control.service import ControlService
@@ -462,3 +464,22 @@ def test_task_looks_for_the_endpoint_until_it_exists() -> None:
         rendezvous.held_port.close()
 
     asyncio.run(run())
+
+
+# Reachability checks
+
+
+@pytest.mark.parametrize(("pauses", "state"), [((0.0, 0.0), "not_ready"), ((0.0, 30.0, 30.0), "ready")])
+def test_addresses_are_checked_again_after_a_pause(
+    pauses: tuple[float, ...], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, answers = iter(pauses), iter([["worker/1 does not answer"], []])
+
+    async def find_unreachable(*_: object) -> list[str]:
+        return next(answers)
+
+    monkeypatch.setattr(ControlClient, "paused_seconds", property(lambda _: next(clock)))
+    monkeypatch.setattr(Rendezvous, "_find_unreachable", find_unreachable)
+    rendezvous = Rendezvous(HERE, dataclasses.replace(LIMITS, workers=1), lambda: SERVICE)
+    asyncio.run(rendezvous._check_addresses(Cluster(())))
+    assert rendezvous.client.observed.state == state

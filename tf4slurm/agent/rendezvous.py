@@ -183,7 +183,11 @@ class Rendezvous:
         return await find_unreachable(members, self.client.token, _CHECK_SECONDS)
 
     async def _check_addresses(self, cluster: Cluster) -> None:
-        faults = await self._find_unreachable(cluster)
+        while True:
+            paused = self.client.paused_seconds
+            faults = await self._find_unreachable(cluster)
+            if not faults or self.client.paused_seconds == paused:
+                break  # otherwise deadlines may have expired during a pause: check again
         if isinstance(self.identity, SlurmStep):
             try:
                 self.identity.check_own_place([member.node for member in cluster.members])

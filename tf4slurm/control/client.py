@@ -162,6 +162,11 @@ class ControlClient:
     def _now(self) -> float:
         return self._clock.now()
 
+    @property
+    def paused_seconds(self) -> float:
+        """How long this process was paused since `run` was called, in seconds."""
+        return self._clock.paused_seconds
+
     async def _run(self) -> None:
         at = error = ""
         self._deadline = self._now() + self._spec.start_timeout_seconds

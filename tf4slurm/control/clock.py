@@ -39,3 +39,9 @@ class JobClock:
             self._paused += gap - self._max_gap_seconds
             self._on_pause(gap, time_now - self._paused)
         return time_now - self._paused
+
+    @property
+    def paused_seconds(self) -> float:
+        """The time that was left out until now, in seconds."""
+        self.now()
+        return self._paused
