@@ -49,9 +49,9 @@ def should_stop() -> bool:
     """Return whether the job was asked to stop; if so, save and exit. Call this function at every step.
 
     The job has its grace period to save (`tf4slurm run --grace-period`). After the first call in the main thread,
-    SIGTERM, SIGUSR1 and SIGUSR2 no longer terminate this process but stop the job, except signals that the process
-    handles, or ignores as ps and workers under a chief do. They still terminate a forked process, such as one of
-    multiprocessing, unless it calls this function too.
+    SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 no longer terminate this process but stop the job, except signals that the
+    process handles, or ignores as ps and workers under a chief do. They still terminate a forked process, such as one
+    of multiprocessing, unless it calls this function too.
     """
     channel = find_script_channel()
     if channel is None:

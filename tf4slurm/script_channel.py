@@ -28,7 +28,7 @@ from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 _SEND_SECONDS = 0.2  # the shortest interval between messages with reports
 _MAX_VALUES = 1_000  # numbers sent together; if there are more, reports are merged
 _WAKE_SECONDS = 1.0
-_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 MAX_METRICS = 100
 """The most metrics that a task reports."""

@@ -24,7 +24,7 @@ from tf4slurm.placement import PACK, fill_counts, place_tasks
 
 logger = logging.getLogger(__name__)
 
-StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]
+StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"]
 """The name of a signal in `exec_child.STOP_SIGNALS`."""
 
 _PYTHON = re.compile(r"python[\d.]*")

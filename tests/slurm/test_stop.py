@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import TF4SLURM
-from tests.processes import wait_until
+from tests.processes import marked_processes, wait_until
 from tests.slurm.lab import SlurmLab
 
 SCRIPT = """
@@ -147,15 +148,76 @@ def test_epilogue_runs_to_its_end_before_a_requeue(lab: SlurmLab, tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize("victim", ["launcher", "step"])
-def test_signal_to_batch_script_or_step_stops_job(lab: SlurmLab, tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [("launcher", signal.SIGUSR1), ("launcher", signal.SIGALRM), ("step", signal.SIGUSR1), ("step", signal.SIGHUP)],
+)
+def test_signal_to_batch_script_or_step_stops_job(
+    lab: SlurmLab, tmp_path: Path, victim: str, number: signal.Signals
+) -> None:
     job = submit(lab, tmp_path)
     wait_until_ready(tmp_path)
-    lab.run("scancel", "--signal=USR1", *(["--batch", job] if victim == "launcher" else [job]))
-    assert lab.wait_for_job(job) == ("FAILED", f"{128 + signal.SIGUSR1}:0")
+    name = number.name.removeprefix("SIG")
+    lab.run("scancel", f"--signal={name}", *(["--batch", job] if victim == "launcher" else [job]))
+    assert lab.wait_for_job(job) == ("FAILED", f"{128 + number}:0")
     wait_for(tmp_path, "saved-0")
-    assert "received SIGUSR1" in output(tmp_path)
-    check_end(lab, tmp_path, job, "STOPPED", 138)
+    assert f"received {number.name}" in output(tmp_path)
+    check_end(lab, tmp_path, job, "STOPPED", 128 + number)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("numbers", "state", "exit_code", "reason"),
+    [
+        # srun ignores the first two and passes the third on.
+        ((signal.SIGINT, signal.SIGALRM, signal.SIGUSR1), "STOPPED", 138, "received SIGUSR1"),
+        # srun itself kills all tasks. No process of tf4slurm can prevent that, nor sends srun a signal meanwhile.
+        ((signal.SIGTERM,), "FAILED", 7, "srun ended before the job did"),
+        ((signal.SIGHUP,), "FAILED", 7, "srun ended before the job did"),
+        ((signal.SIGQUIT,), "FAILED", 7, "srun ended before the job did"),
+    ],
+    ids=lambda value: value[-1].name if isinstance(value, tuple) else "",
+)
+def test_signal_to_srun(
+    lab: SlurmLab,
+    tmp_path: Path,
+    process_mark: str,
+    numbers: tuple[signal.Signals, ...],
+    state: str,
+    exit_code: int,
+    reason: str,
+) -> None:
+    job = submit(lab, tmp_path)
+    wait_until_ready(tmp_path)
+    srun = next(each for each in marked_processes(process_mark) if each.command.startswith("srun "))
+    for number in numbers:
+        os.kill(srun.pid, number)
+    assert lab.wait_for_job(job)[0] == "FAILED"
+    (result,) = results(tmp_path)
+    assert (result["state"], result["exit_code"]) == (state, exit_code)
+    assert reason in result["reason"]
+
+
+def test_signal_that_only_the_script_handles_ends_nothing(lab: SlurmLab, tmp_path: Path) -> None:
+    """The guards and agents of the step survive it, srun too."""
+    script = (
+        "import pathlib, signal, sys, time\n"
+        "directory = pathlib.Path(sys.argv[1])\n"
+        "signal.signal(signal.SIGALRM, lambda *_: (directory / 'saved-0').touch())\n"
+        "(directory / 'ready').touch()\n"
+        "while not (directory / 'finish').exists(): time.sleep(0.02)\n"
+    )
+    command = shlex.join(
+        [TF4SLURM, "run", "--ps", "0", "--workers", "0", "--", sys.executable, "-c", script, str(tmp_path)]
+    )
+    batch = tmp_path / "job.sh"
+    batch.write_text(f"#!/bin/bash\ncd {tmp_path}\nexec {command}\n")
+    job = lab.run("sbatch", "--parsable", "-N1", "-n1", "-o", str(tmp_path / "slurm.out"), batch).stdout.strip()
+    wait_for(tmp_path, "ready")
+    lab.run("scancel", "--signal=ALRM", job)
+    wait_for(tmp_path, "saved-0")
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job) == ("COMPLETED", "0:0"), output(tmp_path)
 
 
 def test_job_that_is_requeued_waits_in_the_queue_and_resumes(lab: SlurmLab, tmp_path: Path) -> None:

@@ -11,14 +11,16 @@ import psutil
 import pytest
 
 from tests.processes import wait_until, wait_until_gone
+from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 
 AGENT = """
 import os, signal, subprocess, sys, time
+from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST, start_guard
 start_guard()
-for number in (GUARD_LOST, *((signal.SIGTERM, signal.SIGUSR1) if "handles" in sys.argv else ())):
+for number in (GUARD_LOST, *(STOP_SIGNALS if "handles" in sys.argv else ())):
     signal.signal(number, lambda number, frame: os._exit(40 + number))
 if "exits" in sys.argv:
     sys.exit(5)
@@ -46,13 +48,34 @@ def test_exit_code_of_agent_is_that_of_its_guard() -> None:
         assert guard.wait(20) == 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_signal_to_guard_reaches_its_agent_and_leftovers_are_ended(number: signal.Signals, process_mark: str) -> None:
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_stop_signal_to_guard_reaches_its_agent_and_leftovers_are_ended(
+    number: signal.Signals, process_mark: str
+) -> None:
     with start("handles") as guard:
         agent_of(guard)
         guard.send_signal(number)
         assert guard.wait(20) == 40 + number
     assert wait_until_gone(process_mark, timeout_seconds=0) == []
+
+
+def test_other_signals_do_not_end_a_guard() -> None:
+    with start("handles") as guard:
+        agent_of(guard)
+        for number in OTHER_SIGNALS:
+            guard.send_signal(number)
+        guard.send_signal(signal.SIGTERM)
+        assert guard.wait(20) == 40 + signal.SIGTERM
+
+
+def test_guard_that_ignores_hangups_passes_none_on() -> None:
+    with subprocess.Popen(
+        ["nohup", sys.executable, "-c", AGENT, "handles"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as guard:
+        agent_of(guard)
+        guard.send_signal(signal.SIGHUP)
+        guard.send_signal(signal.SIGTERM)
+        assert guard.wait(20) == 40 + signal.SIGTERM
 
 
 def test_killed_agent_leaves_nothing_and_its_guard_exits_with_7(process_mark: str) -> None:

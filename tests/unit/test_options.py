@@ -117,7 +117,7 @@ def test_name_defaults_to_the_script(command: tuple[str, ...], name: str) -> Non
         (("--ports", "40010-40000", "--", "x"), "ports", "'40010-40000' is not a range of ports"),
         (("--ports", "http", "--", "x"), "ports", "'http' is not a range of ports"),
         (("--control-port", "70000", "--", "x"), "control-port", "70000 is greater than 65535."),
-        (("--stop-signal", "SIGHUP", "--", "x"), "stop-signal", "'SIGHUP' is not one of SIGTERM, SIGINT"),
+        (("--stop-signal", "SIGKILL", "--", "x"), "stop-signal", "'SIGKILL' is not one of SIGTERM, SIGINT"),
         (("--data-workers", "1", "--", "bash", "x"), "data-python", "'bash' is not one. Name it with --data-python"),
         (("--start-timeout", "nan", "--", "x"), "start-timeout", "nan is not a finite number."),
     ],

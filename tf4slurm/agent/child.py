@@ -34,9 +34,8 @@ from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.child_process import Child
-from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.exec_limits import MAX_TEXT_BYTES
-from tf4slurm.system.guard import GUARD_LOST
+from tf4slurm.system.guard import handle_stop_signals, watch_guard
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_left_processes, reap_orphans
 from tf4slurm.system.threads import in_thread
@@ -144,11 +143,10 @@ class OwnedChild(TaskProcess):
         await super().open()
         adopt_orphans()
         loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, functools.partial(self._client.update, stop_signal=number.name))
+        handle_stop_signals(loop, lambda name: self._client.update(stop_signal=name))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         if not isinstance(self._identity, LocalTask):  # a local agent has no guard, because it ends with the launcher
-            loop.add_signal_handler(GUARD_LOST, self._guard_is_lost.set)
+            watch_guard(loop, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
 
     async def wait_until_orphaned(self) -> int:

@@ -71,7 +71,7 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
             state="UNKNOWN",
         )
     os.chdir(place)
-    start_guard(stops_at_hangup=True)
+    start_guard(is_in_terminal=True)
     writer = LineWriter(sys.stdout)
     rendezvous = Rendezvous(Guest(own_node_name(environ)), spec, lambda: ControlEndpoint.from_file(directory.control))
     agent = Agent(rendezvous, OwnedChild(rendezvous, environ, directory, writer))

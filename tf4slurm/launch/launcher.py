@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU)  # sbatch --signal=B:ALRM names one of the last two
 _LOOPBACK = "127.0.0.1"
 _CLOSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning

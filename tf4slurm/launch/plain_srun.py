@@ -45,7 +45,7 @@ from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.exec_child import STOP_SIGNALS
+from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.program import run_program
 
@@ -172,7 +172,7 @@ def _cancel(step: SlurmStep) -> None:
 
 def main() -> NoReturn:
     """Run the sidecar of the script that started this process; the first line of its input is the request, as JSON."""
-    for number in (*STOP_SIGNALS, signal.SIGHUP):
+    for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
 
     def run(environ: Mapping[str, str]) -> None:

@@ -13,8 +13,15 @@ import os
 import signal
 import sys
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """If any process of a job receives one, the whole job saves and stops. Slurm sends them to every process."""
+
+_OTHER_NAMES = ("SIGQUIT", "SIGALRM", "SIGXCPU", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
+OTHER_SIGNALS = tuple(getattr(signal, name) for name in _OTHER_NAMES if hasattr(signal, name))
+"""Signals that end a process by default and are no stop requests.
+
+Agents and guards ignore them: Slurm may send one to every process, for a script that handles it.
+"""
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -26,7 +33,8 @@ def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
         if os.getppid() != agent:
             sys.exit(137)  # the agent has already been killed
     os.setpgid(0, 0)  # not a session; see launch/spawners.py
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would keep that
+    # Python or the agent ignores these signals, and exec would keep that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *OTHER_SIGNALS):
         signal.signal(number, signal.SIG_DFL)
     if ignores_stop_signals:
         for number in STOP_SIGNALS:

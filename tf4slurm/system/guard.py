@@ -12,53 +12,81 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
-from tf4slurm.system.exec_child import PR_SET_PDEATHSIG, STOP_SIGNALS
+from tf4slurm.system.exec_child import OTHER_SIGNALS, PR_SET_PDEATHSIG, STOP_SIGNALS
 from tf4slurm.system.proc import adopt_orphans, kill_descendants
+
+if TYPE_CHECKING:
+    import asyncio
 
 _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
-GUARD_LOST = signal.SIGHUP
-"""The signal that the agent receives when its guard is killed."""
+GUARD_LOST = signal.SIGVTALRM
+"""The signal that the agent receives when its guard is killed. Schedulers and terminals do not send it."""
 
 
-def start_guard(*, stops_at_hangup: bool = False) -> None:
+def handle_stop_signals(loop: asyncio.AbstractEventLoop, on_stop: Callable[[str], object]) -> None:
+    """Call `on_stop` with the name of each stop signal that this agent receives, and ignore OTHER_SIGNALS."""
+    for number in _handled_signals():
+        loop.add_signal_handler(number, on_stop, number.name)
+    for number in OTHER_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def watch_guard(loop: asyncio.AbstractEventLoop, on_loss: Callable[[], object]) -> None:
+    """Call `on_loss` when the guard of this agent is killed."""
+    guard = os.getppid()
+
+    def check() -> None:
+        if os.getppid() != guard:
+            on_loss()
+
+    loop.add_signal_handler(GUARD_LOST, check)
+
+
+def _handled_signals() -> list[signal.Signals]:
+    """Return the stop signals that a guard or agent handles: all, but SIGHUP only if it is not ignored (nohup)."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (is_ignored and number == signal.SIGHUP)]
+
+
+def start_guard(*, is_in_terminal: bool = False) -> None:
     """Fork: the parent becomes the guard, and this function returns in the child, which becomes the agent.
 
     The guard exits after the agent; only Linux has one. Call this while the process has one thread, and before large
     imports, so that the guard stays small.
 
     Args:
-        stops_at_hangup: Pass SIGHUP on as SIGTERM, for a process that a person starts in a terminal. The agent then has
-            its own process group, because a closed terminal sends SIGHUP to the whole group.
+        is_in_terminal: A person starts this process in a terminal. The agent then has its own process group: Ctrl-C,
+            Ctrl-Z and the end of the terminal reach only the guard.
     """
     if sys.platform != "linux":
         return
     guard = os.getpid()
     agent = os.fork()
     if agent:
-        _guard(agent, stops_at_hangup=stops_at_hangup)
-    if stops_at_hangup:
+        _guard(agent)
+    if is_in_terminal:
         os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, GUARD_LOST)
     if os.getppid() != guard:
         os._exit(EXIT_TASK_LOST)
 
 
-def _guard(agent: int, *, stops_at_hangup: bool) -> NoReturn:
+def _guard(agent: int) -> NoReturn:
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        # Safe: the id is not reused before the agent is reaped.
-        os.kill(agent, signal.SIGTERM if number == signal.SIGHUP else number)
+        os.kill(agent, number)  # safe: the id is not reused before the agent is reaped
 
-    numbers = [*STOP_SIGNALS]
-    if stops_at_hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
+    numbers = _handled_signals()
     for number in numbers:
         signal.signal(number, pass_on)
+    for number in OTHER_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     adopt_orphans()
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     for number in numbers:
