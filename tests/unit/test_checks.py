@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.errors import CommandError, PlacementError
-from tf4slurm.launch.checks import check_command, warn_of_resolver
+from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.start import check_ports
 from tf4slurm.spec import JobSpec
 
@@ -63,7 +63,6 @@ def test_too_few_ports_are_refused_with_the_required_number(control_port: int | 
         ("./program", "no-such-argument"),
         ("sh", "train.py", "--steps", "3"),
         ("sh", "-c", "exit 0"),
-        ("sh", "-s"),
         ("./bash", "-lc", "python train.py"),
         ("./bash", "-xec", "python train.py"),
         ("./bash", "-o", "pipefail", "train.py"),
@@ -72,20 +71,48 @@ def test_too_few_ports_are_refused_with_the_required_number(control_port: int | 
         ("./python3.11", "-m", "trainer.main"),
         ("./python3.11", "-um", "trainer.main"),
         ("./python3.11", "-c", "print(1)"),
-        ("./python3.11", "-"),
+        ("./python3.11", "-V"),
+        ("sh", "-", "train.py"),
+        ("sh", "+x", "--", "train.py"),
         ("./python3.11", "-W", "ignore", "train.py"),
         ("./python3.11", "-X", "dev", "train.py"),
         ("./python3.11", "-O", "train.py", "data"),
         ("./python3.11", "-s", "train.py", "data"),
         ("./python3.11", "-Wignore", "-Xdev", "train.py"),
-        ("./python3.11",),
         ("./shifter", "--image=tf", "python", "train.py"),
         ("./python-wrapper", "some", "thing"),
     ],
     ids=" ".join,
 )
 def test_existing_command_is_accepted(command: tuple[str, ...]) -> None:
+    check_program_source(command)
     check_command(JobSpec(command))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python",),
+        ("/opt/python3.12", "-"),
+        ("pypy3", "-", "--steps", "3"),
+        ("python", "-u", "-W", "ignore"),
+        ("python", "-Wignore", "-Xdev", "-"),
+        ("python3", "--check-hash-based-pycs", "never"),
+        ("python3", "--"),
+        ("bash",),
+        ("bash", "-x", "-"),
+        ("bash", "-s", "argument"),
+        ("bash", "-ls"),
+        ("bash", "-eo", "pipefail"),
+        ("bash", "--rcfile", "file"),
+        ("zsh", "+x"),
+    ],
+    ids=" ".join,
+)
+def test_program_on_standard_input_is_refused(command: tuple[str, ...]) -> None:
+    with pytest.raises(CommandError, match="reads its program from standard input, which is empty") as caught:
+        check_program_source(command)
+    assert caught.value.command == command
 
 
 @pytest.mark.parametrize(

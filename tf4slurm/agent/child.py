@@ -262,6 +262,7 @@ class OwnedChild(TaskProcess):
             script=ScriptState(),
             usage=Usage(),
             has_server=False,
+            printed_nothing=False,
         )
         self.request_stop()
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
@@ -293,11 +294,11 @@ class OwnedChild(TaskProcess):
         self._draining = asyncio.create_task(self._finish_log(child, log, has_failed=returncode != 0))
 
     async def _finish_log(self, child: Child, log: ChildLog, *, has_failed: bool) -> None:
-        """Wait at most 0.5 s for the rest of the output of a child that has exited; report its last lines."""
+        """Wait at most 0.5 s for the rest of the output of a child that has exited; report the last ones."""
         await child.wait()
         tail = log.close()
-        if has_failed:
-            self._report(tail=tail)
+        if has_failed or not tail:
+            self._report(tail=tail, printed_nothing=not has_failed)
 
     async def _wait_for_tail(self) -> None:
         """Wait at most 0.5 s until the output of the last child has been written and its last lines are reported."""

@@ -192,6 +192,7 @@ class ObservedState:
         port: The port where the child will listen; sent from the second attempt on.
         script, usage: The state and resource usage of the running child.
         has_server: A server has answered at the port of the running child.
+        printed_nothing: The last child has exited with 0 and printed nothing.
     """
 
     state: TaskState = "registered"
@@ -208,6 +209,7 @@ class ObservedState:
     script: ScriptState = ScriptState()
     usage: Usage = Usage()
     has_server: bool = False
+    printed_nothing: bool = False
 
 
 @dataclass(frozen=True)

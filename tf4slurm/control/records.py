@@ -180,7 +180,7 @@ EVENT_KINDS = {
     "shards": EventKind("All data shards of a name are done."),
     "grace_period_over": EventKind("The grace period is over.", True, True),
     "attempt": EventKind("A task has failed, so another attempt follows.", True, True),
-    "warning": EventKind("No task has started a TensorFlow server, or none has computed for 60 s.", True),
+    "warning": EventKind("No task has started a TensorFlow server, computed for 60 s, or done anything.", True),
     "outcome": EventKind("The exit code of the job is known.", True, True),
     "terminating": EventKind("All tasks are asked to terminate."),
     "not_terminated": EventKind("Some tasks did not terminate in time.", True, True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.records import Failure, Outcome, TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
 from tf4slurm.spec import JobSpec
@@ -13,6 +14,7 @@ _IDLE_SECONDS = 60.0
 _IDLE_CHECK_SECONDS = 5.0
 _IDLE_CORES = 0.02  # processor cores per task; an idle TensorFlow server uses less
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
+_QUICK_SECONDS = 1.0  # Python alone takes 0.02 s, the import of TensorFlow more than a second
 _NEVER = float("inf")
 
 
@@ -162,6 +164,27 @@ class PauseWatch:
         return self._outcome if now < self._excuses_until else None
 
 
+def describe_no_work(members: Sequence[TaskRecord]) -> str | None:
+    """Return a warning if every child that has ended did so at once, with 0 and without a sign of work; else None."""
+    ended = [record for record in members if record.observed.returncode is not None]
+    if not ended or any(map(_has_worked, members)) or not all(map(_ended_at_once, ended)):
+        return None
+    return (
+        f"Every task exited with code 0 within {_QUICK_SECONDS:g} s and printed nothing, started no TensorFlow server "
+        "and reported no step: the command has probably run nothing. Check it; a task has no standard input."
+    )
+
+
+def _has_worked(record: TaskRecord) -> bool:
+    observed = record.observed
+    return observed.has_server or observed.start_count > 1 or observed.script != ScriptState()
+
+
+def _ended_at_once(record: TaskRecord) -> bool:
+    seconds = (record.ended_at or 0.0) - (record.started_at or 0.0)
+    return record.observed.returncode == 0 and record.observed.printed_nothing and seconds < _QUICK_SECONDS
+
+
 @dataclass
 class Findings:
     """What a check has found.
@@ -184,7 +207,7 @@ class Watches:
         self.steps, self.servers, self.pauses = StepWatch(spec), ServerWatch(spec), PauseWatch(spec)
         self._spec = spec
         self._idleness = IdleWatch()
-        self._warnings: dict[str, str] = {}  # by subject: "servers" or "idle"
+        self._warnings: dict[str, str] = {}  # by subject: "servers", "idle" or "work"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -229,6 +252,14 @@ class Watches:
             if "servers" not in self._warnings:
                 found.warnings.append(text)
             self._warnings["servers"] = text  # an earlier warning may be less certain
+        return found
+
+    def check_at_end(self, members: Sequence[TaskRecord]) -> Findings:
+        """Check whether the tasks of a job that has completed have done anything."""
+        found = Findings()
+        text = None if any(record.has_failed for record in members) else describe_no_work(members)
+        if text is not None:
+            self._warn("work", text, found)
         return found
 
     def _warn(self, subject: str, text: str, found: Findings) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.agent.container import check_bindable
@@ -17,12 +20,60 @@ from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
 
 logger = logging.getLogger(__name__)
 
-_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
-_NO_SCRIPT_FOLLOWS = re.compile(r"-[A-Za-z]*[cms]|-$")  # -c CODE, -m MODULE, bash -lc, or - for standard input
 _SCRIPT_ENDINGS = (".py", ".sh")
+_PRINTS_AND_EXITS = frozenset(("--help", "--version", "--help-all", "--help-env", "--help-xoptions"))
 _TENSORFLOWS_RESOLVER = re.compile(
     r"^[^#\n]*\b(slurm_)?cluster_resolver(\.| import [\w, (]*)SlurmClusterResolver\b", re.MULTILINE
 )
+
+
+class _Meaning(enum.Enum):
+    PROGRAM = "no script follows: the program is its value or its effect"
+    INPUT = "the program is read from standard input"
+    VALUE = "its value is the next word"
+    FLAG = "it stands alone"
+
+
+@dataclass(frozen=True)
+class _Interpreter:
+    """The options of an interpreter that decide from where it reads its program.
+
+    Attributes:
+        name: Pattern of the program's name.
+        program: Options whose value is the program (-c CODE, -m MODULE), or that only print (-V).
+        value: Options with another value.
+        value_words: Long options with another value.
+        input: Options that make it read the program from standard input.
+        is_shell: A dash ends the options (for Python it is standard input), + starts options, too, and a value is
+            always a word of its own.
+    """
+
+    name: re.Pattern[str]
+    program: str
+    value: str
+    value_words: tuple[str, ...]
+    input: str
+    is_shell: bool
+
+
+_INTERPRETERS = (
+    _Interpreter(re.compile(r"(python|pypy)[\d.]*"), "cmVh?", "WX", ("--check-hash-based-pycs",), "", False),
+    _Interpreter(re.compile(r"(ba|da|k|z)?sh"), "c", "oO", ("--rcfile", "--init-file"), "s", True),
+)
+
+
+def check_program_source(command: Sequence[str]) -> None:
+    """Check that the command does not read its program from standard input, which is empty for every task.
+
+    Raises:
+        CommandError: It does: Python or a shell has no script, or a dash in its place.
+    """
+    if _find_script(command) == "":
+        raise CommandError(
+            f"{shlex.join(command)!r} reads its program from standard input, which is empty for every task: nothing "
+            f'would run. Name the script, such as "{command[0]} train.py", or give the program after -c.',
+            command=command,
+        )
 
 
 def check_command(spec: JobSpec) -> None:
@@ -71,12 +122,46 @@ def _check_program(command: Sequence[str]) -> None:
         else:
             text = "does not exist. Check its name, or the environment that should provide it."
         raise CommandError(f"The program {program!r} {text}", command=command)
-    if not _INTERPRETER.fullmatch(os.path.basename(program)):
-        return
-    for argument in command[1:]:
-        if _NO_SCRIPT_FOLLOWS.match(argument) or os.path.isfile(argument):
-            return
-        if argument.endswith(_SCRIPT_ENDINGS) and not argument.startswith("-"):
-            raise CommandError(
-                f"The script {argument!r} does not exist in {os.getcwd()}. Check its path.", command=command
-            )
+    script = _find_script(command)
+    if script and script.endswith(_SCRIPT_ENDINGS) and not os.path.isfile(script):
+        raise CommandError(f"The script {script!r} does not exist in {os.getcwd()}. Check its path.", command=command)
+
+
+def _find_script(command: Sequence[str]) -> str | None:
+    """Return the script that Python or a shell runs, "" for standard input; None if the program is another one."""
+    name = os.path.basename(command[0])
+    interpreter = next((each for each in _INTERPRETERS if each.name.fullmatch(name)), None)
+    if interpreter is None:
+        return None
+    words = iter(command[1:])
+    for word in words:
+        if word == "--" or (word == "-" and interpreter.is_shell):
+            return next(words, "")
+        if word == "-":
+            return ""
+        if not (word.startswith("-") or (word.startswith("+") and interpreter.is_shell)):
+            return word
+        meaning = _parse_option(word, interpreter)
+        if meaning is _Meaning.PROGRAM:
+            return None
+        if meaning is _Meaning.INPUT:
+            return ""
+        if meaning is _Meaning.VALUE:
+            next(words, None)
+    return ""
+
+
+def _parse_option(word: str, interpreter: _Interpreter) -> _Meaning:
+    """Return the meaning of an option, whose letters may be combined: -um MODULE, -lc CODE."""
+    if word.startswith("--"):
+        is_program, has_value = word in _PRINTS_AND_EXITS, word in interpreter.value_words
+        return _Meaning.PROGRAM if is_program else _Meaning.VALUE if has_value else _Meaning.FLAG
+    for position, letter in enumerate(word[1:], 2):
+        if letter in interpreter.program:
+            return _Meaning.PROGRAM
+        if letter in interpreter.input:
+            return _Meaning.INPUT
+        if letter in interpreter.value:
+            is_in_word = not interpreter.is_shell and bool(word[position:])  # -Wignore
+            return _Meaning.FLAG if is_in_word else _Meaning.VALUE
+    return _Meaning.FLAG

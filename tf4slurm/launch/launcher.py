@@ -320,6 +320,8 @@ class Launcher:
     async def _conclude(self) -> Result:
         """Write the result and the report, then end the workers that have joined."""
         assert self._state.phase is Phase.ENDED
+        for text in self._state.watches.check_at_end(self._state.tasks.members).warnings:
+            self._on_event("warning", None, text)
         directory, report = self._run_directory, None
         file = make_result_file(self._state, directory, self._started_at, self._clock.now())
         self._recorder.write()

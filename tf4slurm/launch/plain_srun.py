@@ -38,7 +38,7 @@ from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.jobs.status import JobFiles
-from tf4slurm.launch.checks import check_command, warn_of_resolver
+from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher, close_service, make_service, start_service, write_control
 from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
@@ -79,8 +79,9 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
     """Run one task of the step; return the exit code of the task, or on rank 0 the exit code of the job.
 
     Raises:
-        CommandError: As `check_command`.
+        CommandError: As `check_program_source` and `check_command`.
     """
+    check_program_source(spec.command)
     check_command(spec)
     restart = f"r{step.restart_count}" if step.restart_count else ""
     path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"

@@ -16,7 +16,7 @@ from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.launch.checks import check_command, warn_of_resolver
+from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result
@@ -81,6 +81,7 @@ def run_job(
     spec = spec.for_tasks(allocation.num_tasks if allocation else None)
     if isolated:
         _isolate(allocation)  # before the checks, because it changes the network interfaces
+    check_program_source(spec.command)
     check_command(spec)
     warn_of_resolver(spec.command)
     if allocation is None:

@@ -17,7 +17,7 @@ from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
-from tf4slurm.launch.checks import check_command, warn_of_resolver
+from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.submission.batch_script import make_script
@@ -100,6 +100,8 @@ def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Check a job; return its batch script and the environment of sbatch."""
+    for arguments in spec.array_lines or ((),):
+        check_program_source((*spec.command, *arguments))
     if not spec.has_environment:  # the command may exist only in the job's environment
         check_command(spec)
     if not spec.single:
