@@ -24,6 +24,7 @@ from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jo
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus, StatusReader
 from tf4slurm.slurm.commands import cancel_job, signal_batch
+from tf4slurm.system.proc import signal_process
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 if TYPE_CHECKING:
@@ -379,8 +380,7 @@ def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -
                 return
         cancel_job(known.job_id)
     elif launcher is not None and launcher.is_alive():  # its process ID may belong to another process by now
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(launcher.id, number)  # the agents of a killed launcher terminate the tasks
+        signal_process(launcher.id, launcher.start_ticks, number)  # agents of a killed launcher terminate the tasks
     elif launcher is not None and launcher.host != os.uname().nodename:
         text = f"{known.name} runs on {launcher.host}: cancel it there."
         raise JobStateError(text, job=known.name, state="RUNNING")

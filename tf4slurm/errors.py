@@ -86,7 +86,7 @@ class PortsInUseError(PlacementError):
 
 
 class CommandError(Tf4SlurmError):
-    """The command after `--` cannot be started: the program or script does not exist or is not executable."""
+    """The command after `--` cannot be started: program or script is missing, not executable, or standard input."""
 
     exit_code = EXIT_USAGE
     command: Sequence[str]

@@ -21,7 +21,7 @@ from tests.faults.disk import unresponsive_disk
 from tests.processes import wait_until
 from tf4slurm.system import exec_child
 from tf4slurm.system.child_process import Child
-from tf4slurm.system.proc import find_children, find_descendants
+from tf4slurm.system.proc import find_children, find_descendants, read_stat, signal_process
 
 PYTHON = sys.executable
 
@@ -148,6 +148,34 @@ def test_child_has_exactly_the_given_environment() -> None:
     assert returncode == 0
     assert {"PATH=/usr/bin:/bin", "TF_CONFIG={}"} <= lines
     assert not {line for line in lines if line.startswith(("HOME=", "PYTEST"))}
+
+
+def test_group_is_signalled_only_while_its_id_cannot_be_in_use_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_taken, killpg = [], os.killpg
+
+    def record(group_id: int, number: int) -> None:
+        is_taken.append(Path(f"/proc/{group_id}").exists())
+        killpg(group_id, number)
+
+    async def run() -> None:
+        child = await Child.start(["sh", "-c", "exit 3"], os.environ, lambda data: None)
+        assert await child.wait() == 3
+        child.signal(signal.SIGKILL)
+        await child.end(1)
+
+    monkeypatch.setattr(os, "killpg", record)
+    asyncio.run(run())
+    assert is_taken == [True]
+
+
+def test_signal_is_not_sent_to_another_process_with_the_same_id() -> None:
+    with subprocess.Popen(["sleep", "300"]) as process:
+        stat = read_stat(process.pid)
+        signal_process(process.pid, stat.start_ticks - 1, signal.SIGKILL)
+        assert read_stat(process.pid).state != "Z"
+        signal_process(process.pid, stat.start_ticks, signal.SIGTERM)
+        assert process.wait(10) == -signal.SIGTERM
+    signal_process(process.pid, stat.start_ticks, signal.SIGTERM)
 
 
 def test_child_has_empty_stdin_and_its_own_process_group() -> None:

@@ -40,6 +40,7 @@ class Child:
         self._process = process
         self._has_ended = asyncio.Event()
         self._has_drained = asyncio.Event()
+        self._reaping = threading.Lock()  # also held while a signal is sent
         self.process_id: int = process.pid
         self.ended_at: float | None = None
 
@@ -107,18 +108,32 @@ class Child:
             starting.set_result(child)
         else:
             child.signal(signal.SIGKILL)
-        process.wait()
-        child.ended_at = time.monotonic()
+        child._wait_and_reap()
         _call(loop, child._has_ended.set)
 
+    def _wait_and_reap(self) -> None:
+        """Wait for the end of the child, and kill its process group before its id can be used again."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored
+                os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT)
+                self.ended_at = time.monotonic()
+                self.signal(signal.SIGKILL)
+            with self._reaping:
+                self._process.wait()
+            return
+        self._process.wait()
+        self.ended_at = time.monotonic()
+        # macOS uses an id again only after all others.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process_id, signal.SIGKILL)
+
     async def wait_for_exit(self) -> int:
-        """Wait for the end of the child, and kill its process group.
+        """Wait for the end of the child, after which its process group is killed.
 
         Returns:
             The child's exit code, or minus the number of the signal that ended it.
         """
         await self._has_ended.wait()
-        self.signal(signal.SIGKILL)
         returncode: int = self._process.returncode
         return returncode
 
@@ -147,11 +162,15 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises EPERM for a group of zombies
-            os.killpg(self.process_id, number)
-            return
-        if self._process.returncode is None:  # exec_child.py has not created the group yet
-            self._process.send_signal(number)
+        """Send a signal to the child's process group, unless the child has been reaped: its id may be in use again."""
+        with self._reaping:
+            if self._process.returncode is not None:
+                return
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises EPERM for a group of zombies
+                os.killpg(self.process_id, number)
+                return
+            with contextlib.suppress(ProcessLookupError):  # exec_child.py has not created the group yet
+                os.kill(self.process_id, number)
 
 
 def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:

@@ -126,13 +126,28 @@ def find_descendants(*, with_own_group: bool = True) -> list[ProcessStat]:
     return [each for each in found if each.state != "Z"]
 
 
+def signal_process(process_id: int, start_ticks: int, number: int) -> None:
+    """Send a signal to the process that started at `start_ticks`, if it still runs and its id is not in use again."""
+    descriptor = None
+    with contextlib.suppress(AttributeError, OSError):  # macOS, a kernel before 5.3, or the process has ended
+        descriptor = os.pidfd_open(process_id)
+    try:
+        if not is_running(process_id, start_ticks):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
+            if descriptor is None:
+                os.kill(process_id, number)
+            else:
+                signal.pidfd_send_signal(descriptor, number)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
     """Send a signal to those of the processes that still run."""
     for each in processes:
-        # Its parent may have reaped a process since it was found, and its id may be in use again.
-        if is_running(each.process_id, each.start_ticks):
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or a setuid program
-                os.kill(each.process_id, number)
+        signal_process(each.process_id, each.start_ticks, number)
 
 
 def kill_descendants() -> None:
