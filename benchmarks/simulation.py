@@ -27,6 +27,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.result import Reporter
 from tf4slurm.launch.spawners import SpawnerListener
+from tf4slurm.system.proc import NO_OTHERS
 
 PROCESSES = 4
 """Number of processes for the tasks, for tf4slurm and its peers."""
@@ -168,6 +169,7 @@ class _NoSpawner:
     """Spawner that starts nothing, and sends the address of the launcher to the tasks."""
 
     is_local = True
+    others = NO_OTHERS
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

@@ -1,9 +1,16 @@
-"""Agents as forks: the exit of an agent is reported even before it has its environment."""
+"""Agents as forks: their exits are reported, and the end of a job kills them and nothing else."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.jobs import TF4SLURM
 
 _SCRIPT = """
 import asyncio, os, signal
@@ -32,3 +39,16 @@ def test_agent_that_exits_before_it_has_its_environment_is_reported() -> None:
     codes = dict(line.split() for line in done.stdout.splitlines())
     assert set(codes) == {"0", "1", "2"}
     assert codes["1"] == "-9"
+
+
+@pytest.mark.parametrize("session", [(), ("setsid",)], ids=["in its group", "in a session of its own"])
+def test_end_of_a_job_kills_no_process_that_a_shell_had_before(tmp_path: Path, session: tuple[str, ...]) -> None:
+    helper = shlex.join([*session, "sleep", "300"])
+    line = f'{helper} >/dev/null 2>&1 & echo $!; exec "$0" run --ps 0 --workers 0 -- echo done'
+    done = subprocess.run(
+        ["bash", "-c", line, TF4SLURM], capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    process = psutil.Process(int(done.stdout.split()[0]))
+    assert process.status() != psutil.STATUS_ZOMBIE
+    process.kill()

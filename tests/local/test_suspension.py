@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -95,6 +96,23 @@ def states(process_ids: list[int]) -> set[str]:
         except OSError:
             found.add("")
     return found
+
+
+def test_ctrl_z_stops_no_process_that_a_shell_had_before(terminal: Terminal, job: Job) -> None:
+    line = "set -m; sleep 300 & echo helper-$!-; set +m; exec"
+    command = [TF4SLURM, "run", "--runs-directory", str(job.directory / "runs"), *ROLES]
+    command += ["--", sys.executable, str(CHILD), str(job.children)]
+    terminal.type(f"bash -c {shlex.quote(f'{line} {shlex.join(command)}')}\n")
+    children = [job.wait_for_child(name)["pid"] for name in NAMES]
+    found = re.findall(r"helper-(\d+)-", terminal.output)
+    terminal.type("\x1a")
+    terminal.wait_for("Stopped")
+    assert wait_until(lambda: states(children) == {"T"}, 5), states(children)
+    assert states([int(found[-1])]) == {"S"}
+    terminal.type("fg; echo exit-code-$?\n")
+    job.end_child("chief-0")
+    terminal.wait_for("exit-code-0")
+    os.kill(int(found[-1]), signal.SIGKILL)
 
 
 def test_job_continues_after_ctrl_z(terminal: Terminal, job: Job) -> None:

@@ -21,7 +21,7 @@ from tests.faults.disk import unresponsive_disk
 from tests.processes import wait_until
 from tf4slurm.system import exec_child
 from tf4slurm.system.child_process import Child
-from tf4slurm.system.proc import find_children, find_descendants, read_stat, signal_process
+from tf4slurm.system.proc import find_children, find_descendants, find_own_children, read_stat, signal_process
 
 PYTHON = sys.executable
 
@@ -424,6 +424,24 @@ def test_programs_of_other_code_are_no_descendants_of_a_child() -> None:
     assert {own.pid, left.pid} <= {each.process_id for each in everything}
     assert left.pid in {each.process_id for each in others}
     assert own.pid not in {each.process_id for each in others}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+def test_children_from_before_a_job_are_no_descendants_of_it() -> None:
+    command = ["sh", "-c", "sleep 300 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as before:
+        assert before.stdout is not None
+        grandchild = int(before.stdout.readline())
+        others = find_own_children()
+        with subprocess.Popen(["sleep", "300"], start_new_session=True) as child:
+            try:
+                everything, of_the_job = find_descendants(), find_descendants(others=others)
+            finally:
+                child.kill()
+                os.killpg(before.pid, signal.SIGKILL)
+    assert {before.pid, grandchild, child.pid} <= {each.process_id for each in everything}
+    assert {before.pid, grandchild} & {each.process_id for each in of_the_job} == set()
+    assert child.pid in {each.process_id for each in of_the_job}
 
 
 def test_orphans_are_reaped_beside_other_subprocesses_which_keep_their_exit_codes() -> None:

@@ -87,6 +87,22 @@ def test_killed_agent_leaves_nothing_and_its_guard_exits_with_7(process_mark: st
     assert wait_until_gone(process_mark, timeout_seconds=0) == []
 
 
+def test_child_that_a_shell_had_before_is_not_killed() -> None:
+    command = 'sleep 300 >/dev/null 2>&1 & echo $!; exec "$@"'
+    with subprocess.Popen(
+        ["bash", "-c", command, "bash", sys.executable, "-c", AGENT, "handles"], stdout=subprocess.PIPE, text=True
+    ) as guard:
+        assert guard.stdout is not None
+        helper, agent = psutil.Process(int(guard.stdout.readline())), agent_of(guard)
+        assert wait_until(lambda: len(agent.children(recursive=True)) == 3, 10)
+        left = agent.children(recursive=True)
+        guard.terminate()
+        assert guard.wait(20) == 40 + signal.SIGTERM
+    assert helper.status() != psutil.STATUS_ZOMBIE
+    helper.kill()
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in left)
+
+
 def test_killed_guard_is_noticed_by_its_agent() -> None:
     with start() as guard:
         agent = agent_of(guard)

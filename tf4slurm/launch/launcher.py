@@ -207,8 +207,9 @@ class Launcher:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background process of a shell script
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
-        is_local = self._spawner is not None and self._spawner.is_local
-        handle_suspension(self._spec.launcher_loss_seconds, is_local=is_local)
+        assert self._spawner is not None
+        is_local, others = self._spawner.is_local, self._spawner.others
+        handle_suspension(self._spec.launcher_loss_seconds, is_local=is_local, others=others)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._state.phase is Phase.ENDED:

@@ -26,7 +26,7 @@ from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import PR_SET_PDEATHSIG
 from tf4slurm.system.exec_limits import explain_too_long
 from tf4slurm.system.output import LineSplitter
-from tf4slurm.system.proc import kill_descendants
+from tf4slurm.system.proc import NO_OTHERS, Others, find_own_children, kill_descendants
 from tf4slurm.system.threads import in_thread
 from tf4slurm.system.variables import RANK_VARIABLE
 
@@ -67,6 +67,7 @@ class Spawner(Protocol):
     """Starts one agent per task. After `close` no agent runs."""
 
     is_local: bool
+    others: Others  # children of this process that are not the job's
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         """Start the agents, and add `environment` to their environment variables."""
@@ -90,6 +91,7 @@ class LocalSpawner:
     def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Fork the agents. Call this while the process is single-threaded and has no event loop."""
         self._environ = environ
+        self.others = find_own_children()
         try:
             self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
         except OSError as error:
@@ -113,7 +115,7 @@ class LocalSpawner:
             agent.process.kill()
         if self._watching:
             await asyncio.wait(self._watching, timeout=_KILL_SECONDS)
-        await asyncio.wait({in_thread(kill_descendants)}, timeout=_KILL_SECONDS)
+        await asyncio.wait({in_thread(kill_descendants, self.others)}, timeout=_KILL_SECONDS)
 
 
 class _ForkedAgent:
@@ -163,6 +165,7 @@ class SrunSpawner:
     """Starts one agent per task of a step. While agents run, srun gets no signal: it would kill all agents."""
 
     is_local = False
+    others = NO_OTHERS
 
     def __init__(
         self,

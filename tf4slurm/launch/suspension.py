@@ -10,32 +10,33 @@ import asyncio
 import logging
 import signal
 
-from tf4slurm.system.proc import continue_processes, stop_descendants
+from tf4slurm.system.proc import Others, continue_processes, stop_descendants
 
 logger = logging.getLogger(__name__)
 
 
-def handle_suspension(launcher_loss_seconds: float, *, is_local: bool) -> None:
+def handle_suspension(launcher_loss_seconds: float, *, is_local: bool, others: Others) -> None:
     """Handle Ctrl-Z (SIGTSTP) in the running event loop, unless SIGTSTP is ignored or has a handler.
 
     Args:
         launcher_loss_seconds: Seconds after which agents count the launcher as lost.
         is_local: Whether the tasks are processes of this host, so that they are stopped too.
+        others: Children of this process that are not the job's.
     """
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTSTP, _suspend, loop, launcher_loss_seconds, is_local)
+        loop.add_signal_handler(signal.SIGTSTP, _suspend, loop, launcher_loss_seconds, is_local, others)
 
 
-def _suspend(loop: asyncio.AbstractEventLoop, launcher_loss_seconds: float, is_local: bool) -> None:
+def _suspend(loop: asyncio.AbstractEventLoop, launcher_loss_seconds: float, is_local: bool, others: Others) -> None:
     if not is_local:
         logger.warning(
             "the launcher is suspended: Slurm's tasks run on, and end after %g s without it (--heartbeat-timeout)",
             launcher_loss_seconds,
         )
-    stopped = stop_descendants() if is_local else []
+    stopped = stop_descendants(others) if is_local else []
     loop.remove_signal_handler(signal.SIGTSTP)
     # Returns when this process is continued. Unlike SIGSTOP, it does not stop a process that no shell can continue.
     signal.raise_signal(signal.SIGTSTP)
     continue_processes(stopped)
-    loop.add_signal_handler(signal.SIGTSTP, _suspend, loop, launcher_loss_seconds, is_local)
+    loop.add_signal_handler(signal.SIGTSTP, _suspend, loop, launcher_loss_seconds, is_local, others)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
 from tf4slurm.system.exec_child import OTHER_SIGNALS, PR_SET_PDEATHSIG, STOP_SIGNALS
-from tf4slurm.system.proc import adopt_orphans, kill_descendants
+from tf4slurm.system.proc import Others, adopt_orphans, find_own_children, kill_descendants
 
 if TYPE_CHECKING:
     import asyncio
@@ -67,10 +67,10 @@ def start_guard(*, is_in_terminal: bool = False) -> None:
     """
     if sys.platform != "linux":
         return
-    guard = os.getpid()
+    guard, others = os.getpid(), find_own_children()
     agent = os.fork()
     if agent:
-        _guard(agent)
+        _guard(agent, others)
     if is_in_terminal:
         os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, GUARD_LOST)
@@ -78,7 +78,7 @@ def start_guard(*, is_in_terminal: bool = False) -> None:
         os._exit(EXIT_TASK_LOST)
 
 
-def _guard(agent: int) -> NoReturn:
+def _guard(agent: int, others: Others) -> NoReturn:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         os.kill(agent, number)  # safe: the id is not reused before the agent is reaped
 
@@ -92,7 +92,7 @@ def _guard(agent: int) -> NoReturn:
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     returncode = os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1])
-    _end_children()
+    _end_children(others)
     if returncode < 0:
         why = f"tf4slurm: the agent on {os.uname().nodename} was killed by signal {-returncode}.\n"
         with contextlib.suppress(OSError):  # after `2>&-`
@@ -100,14 +100,14 @@ def _guard(agent: int) -> NoReturn:
     os._exit(returncode if returncode >= 0 else EXIT_TASK_LOST)
 
 
-def _end_children() -> None:
-    """Kill all descendants, repeatedly because they may start others; give up after 4 s."""
+def _end_children(others: Others) -> None:
+    """Kill all descendants but `others`, repeatedly because they may start more; give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
-        try:
+        with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
+        if find_own_children() <= others:  # a zombie counts, so none is overlooked whose child is adopted only now
             return
-        kill_descendants()
+        kill_descendants(others)
         time.sleep(_POLL_SECONDS)

@@ -18,6 +18,11 @@ from typing import NamedTuple
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.02
 
+Others = frozenset[tuple[int, int]]
+"""Processes that are not the job's, as process id and start. A shell that executes tf4slurm leaves it its children."""
+
+NO_OTHERS: Others = frozenset()
+
 
 class ProcessStat(NamedTuple):
     """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes reaped children."""
@@ -103,27 +108,41 @@ def reap_orphans(own_child: int) -> None:
                     os.waitpid(each, os.WNOHANG)
 
 
-def find_descendants(*, with_own_group: bool = True) -> list[ProcessStat]:
+def find_own_children() -> Others:
+    """Return the children of this process, including zombies; none on a system without /proc."""
+    return frozenset((each.process_id, each.start_ticks) for each in _children_by_parent().get(os.getpid(), ()))
+
+
+def find_descendants(*, with_own_group: bool = True, others: Others = NO_OTHERS) -> list[ProcessStat]:
     """Return the running descendants of this process, parents first; none on a system without /proc.
 
-    `with_own_group` includes the programs that other code of this process has started: they are in its process group,
-    which a child of an agent and the child's descendants leave.
+    Args:
+        with_own_group: Include the programs that other code of this process has started: they are in its process group,
+            which a child of an agent and the child's descendants leave.
+        others: Children that this process had before the job. They and their descendants are left out.
     """
-    if sys.platform != "linux":
-        return []
-    children: dict[int, list[ProcessStat]] = {}
-    for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):  # a kernel may lack the lists of children
-        with contextlib.suppress(OSError):  # the process has ended
-            stat = read_stat(process_id)
-            children.setdefault(stat.parent_id, []).append(stat)
-    if not with_own_group:
-        children[os.getpid()] = [each for each in children.get(os.getpid(), []) if each.group_id != os.getpgrp()]
+    children = _children_by_parent()
+    children[os.getpid()] = [
+        each
+        for each in children.get(os.getpid(), [])
+        if (with_own_group or each.group_id != os.getpgrp()) and (each.process_id, each.start_ticks) not in others
+    ]
     found: list[ProcessStat] = []
     parents = [os.getpid()]
     for parent in parents:
         found += children.get(parent, [])
         parents += [each.process_id for each in children.get(parent, [])]
     return [each for each in found if each.state != "Z"]
+
+
+def _children_by_parent() -> dict[int, list[ProcessStat]]:
+    children: dict[int, list[ProcessStat]] = {}
+    if sys.platform == "linux":
+        for process_id in map(int, filter(str.isdigit, os.listdir("/proc"))):  # a kernel may lack the lists of children
+            with contextlib.suppress(OSError):  # the process has ended
+                stat = read_stat(process_id)
+                children.setdefault(stat.parent_id, []).append(stat)
+    return children
 
 
 def signal_process(process_id: int, start_ticks: int, number: int) -> None:
@@ -150,9 +169,9 @@ def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
         signal_process(each.process_id, each.start_ticks, number)
 
 
-def kill_descendants() -> None:
-    """Kill all descendants of this process."""
-    signal_processes(find_descendants(), signal.SIGKILL)
+def kill_descendants(others: Others = NO_OTHERS) -> None:
+    """Kill all descendants of this process but `others`."""
+    signal_processes(find_descendants(others=others), signal.SIGKILL)
 
 
 def kill_left_processes(deadline: float) -> None:
@@ -166,8 +185,8 @@ def kill_left_processes(deadline: float) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def stop_descendants() -> list[ProcessStat]:
-    """Stop the processes of all children (SIGSTOP), but not the programs that other code of this process has started.
+def stop_descendants(others: Others) -> list[ProcessStat]:
+    """Stop the processes of all children (SIGSTOP), but not `others` and the programs that other code has started.
 
     Returns:
         The processes for `continue_processes`, parents first. Those that were stopped before are not among them.
@@ -175,7 +194,7 @@ def stop_descendants() -> list[ProcessStat]:
     stopped: dict[int, ProcessStat] = {}
 
     def find_running() -> list[ProcessStat]:
-        found = find_descendants(with_own_group=False)
+        found = find_descendants(with_own_group=False, others=others)
         return [each for each in found if each.state not in "tT" and each.process_id not in stopped]
 
     while running := find_running():  # a process may have started others before it was stopped
