@@ -41,6 +41,75 @@ def test_git_snapshot_has_tracked_files_as_they_are_now(source: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o700
 
 
+def run_git(directory: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=x", "-c", "user.email=x", "-c", "protocol.file.allow=always")
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
+    subprocess.run(["git", "-C", directory, *identity, *arguments], check=True, env=environ, capture_output=True)
+
+
+@pytest.fixture
+def with_submodules(source: Path, tmp_path: Path) -> Path:
+    """A source with a submodule in a submodule."""
+    for name, inner in (("inner", None), ("outer", "inner")):
+        (tmp_path / name).mkdir()
+        run_git(tmp_path / name, "init", "-q")
+        (tmp_path / name / f"{name}.py").write_text(name)
+        run_git(tmp_path / name, "add", ".")
+        if inner is not None:
+            run_git(tmp_path / name, "submodule", "add", str(tmp_path / inner), "lib/inner")
+        run_git(tmp_path / name, "commit", "-qm", "x")
+    run_git(source, "submodule", "add", str(tmp_path / "outer"), "libs/outer")
+    run_git(source, "submodule", "update", "--init", "--recursive")
+    return source
+
+
+def test_git_snapshot_has_files_of_submodules(with_submodules: Path) -> None:
+    (with_submodules / "libs/outer/untracked.py").touch()
+    target = with_submodules / "runs" / "train.code"
+    for directory, prefix in ((with_submodules, "libs/"), (with_submodules / "libs", "")):
+        take_snapshot("git", directory, target)
+        found = files(target)
+        assert {name for name in found if "train.py" not in name and "layers" not in name} - {".gitmodules"} == {
+            f"{prefix}outer/.gitmodules",
+            f"{prefix}outer/outer.py",
+            f"{prefix}outer/lib/inner/inner.py",
+        }
+        assert found[f"{prefix}outer/lib/inner/inner.py"] == "inner"
+        shutil.rmtree(target)
+
+
+def test_submodule_that_is_no_checkout_is_refused_unless_it_is_empty(with_submodules: Path) -> None:
+    target = with_submodules / "runs" / "train.code"
+    run_git(with_submodules, "submodule", "deinit", "-f", "libs/outer")
+    take_snapshot("git", with_submodules, target, ("python", "train.py"))
+    assert not (target / "libs/outer/outer.py").exists()
+    shutil.rmtree(target)
+    (with_submodules / "libs/outer/outer.py").write_text("by hand")
+    with pytest.raises(OptionError, match=r"the submodule '.*/libs/outer', which is no checkout\. Run git submodule"):
+        take_snapshot("git", with_submodules, target, ("python", "train.py"))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("kind", ["git", "copy"])
+def test_links_lead_to_the_same_place(source: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images").write_text("images")
+    links = {"data": "../data", "model/data": "../../data", "layers": "model", "model/self": "../model", "old": "gone"}
+    for name, text in links.items():
+        (source / name).symlink_to(text)
+    (source / "absolute").symlink_to(tmp_path / "data")
+    run_git(source, "add", ".")
+    target = source / "runs" / "train.code"
+    take_snapshot(kind, source, target)
+    for name in (*links, "absolute"):
+        assert (target / name).is_symlink(), name
+    assert [os.readlink(target / name) for name in ("layers", "model/self", "old")] == ["model", "../model", "gone"]
+    for name in ("data", "model/data", "absolute"):
+        assert (target / name / "images").read_text() == "images"
+    assert (target / "layers" / "layers one.py").read_text() == "layers"
+    assert os.path.samefile(target / "layers", target / "model")
+
+
 def test_copy_has_all_but_git_and_runs(source: Path) -> None:
     target = source / "runs" / "train.code"
     take_snapshot("copy", source, target, ("python", "notes.py"))

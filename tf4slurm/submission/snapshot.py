@@ -39,13 +39,17 @@ def place_snapshot(spec: BatchSpec) -> BatchSpec:
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
     """Copy the tracked files of `source` ("git"), or all files except .git and the run directories ("copy").
 
+    Tracked files include those of submodules. Links are copied as links; one that leads out of `source` becomes
+    absolute, so that it leads to the same place.
+
     In a git checkout "copy" omits the files that git ignores. Outside of a checkout, or if git ignores every file of
     the source (as in a repository of dotfiles), "copy" includes files with secrets, such as .env.
 
     `target` is a new directory, whose parent contains the run directories.
 
     Raises:
-        OptionError: Git fails or tracks no file, a file of `command` is missing, or the snapshot exceeds 1 GB.
+        OptionError: Git fails or tracks no file, or not those of a submodule; a file of `command` is missing, or the
+            snapshot exceeds 1 GB.
         RunDirectoryError: The snapshot cannot be written.
     """
     try:
@@ -53,6 +57,8 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
         target.mkdir(mode=0o700)
         if kind == "git":
             names = _tracked_files(source)
+            if not names:
+                raise OptionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
             _check_size(source, [source / name for name in names])
             for name in names:
                 make_directories((target / name).parent, 0o755)
@@ -67,6 +73,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
             _check_size(source, _walk(source, ignore))
             shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
             target.chmod(0o700)  # copytree gives it the mode of the source
+        _keep_links(source, target)
         _check_command(source, target, command)
         if (commit := read_commit(source)) is not None:
             (target / COMMIT_FILE).write_text(json.dumps(commit), encoding="utf-8")
@@ -80,10 +87,34 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
 
 def _tracked_files(source: Path) -> list[str]:
-    names = [name for name in _list_files(source, "--cached") if (source / name).is_file()]
-    if not names:
-        raise OptionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
+    """Return the tracked files and links that exist, with those of submodules."""
+    names = []
+    for name in _list_files(source, "--cached"):
+        path = source / name
+        if path.is_symlink() or path.is_file():
+            names.append(name)
+        elif (path / ".git").exists():
+            names += [f"{name}/{inner}" for inner in _tracked_files(path)]
+        elif path.is_dir() and any(path.iterdir()):
+            raise OptionError(
+                f"git does not list the files of the submodule {str(path)!r}, which is no checkout. Run git submodule "
+                f"update --init, or empty it. {_COPY}",
+                option="snapshot",
+            )
     return names
+
+
+def _keep_links(source: Path, target: Path) -> None:
+    """Make each relative link that leads out of `source` absolute."""
+    root = os.path.realpath(source)
+    for directory, directories, files in os.walk(target):
+        origin = os.path.realpath(source / Path(directory).relative_to(target))
+        for link in (Path(directory, name) for name in (*directories, *files)):
+            if not link.is_symlink() or os.path.isabs(text := os.readlink(link)):
+                continue
+            if os.path.commonpath((root, os.path.normpath(f"{origin}/{text}"))) != root:
+                link.unlink()
+                link.symlink_to(f"{origin}/{text}")
 
 
 def _ignored_files(source: Path) -> list[Path]:
