@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -124,6 +125,34 @@ def test_each_variable_is_divided() -> None:
         "CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-d3a1",
         "ROCR_VISIBLE_DEVICES": "6,7",
     }
+
+
+@pytest.mark.parametrize(
+    ("files", "cuda"),
+    [(("kfd",), "0,1"), (("nvidiactl", "nvidia0"), "6,7"), (("kfd", "nvidia0"), "6,7"), (("null",), "6,7")],
+)
+@pytest.mark.parametrize("gpus_on_node", ["4", "6"])
+def test_variables_that_select_among_amd_devices_count_from_0(
+    tmp_path: Path, files: tuple[str, ...], cuda: str, gpus_on_node: str
+) -> None:
+    """Slurm and sites set several variables to one list; AMD's runtime applies one to what another one leaves."""
+    for name in files:
+        (tmp_path / name).touch()
+    names = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+    own = gpus_on_node == "6"  # the list is of this task alone
+    devices = "6,7" if own else "4,5,6,7"
+    second = step(1, SLURM_GPUS_ON_NODE=gpus_on_node, **dict.fromkeys(names, devices))
+    given = (second.visible_devices, second.gpus_on_node, 1)
+    found = gpu_environ(*given, [True, True], devices=tmp_path)
+    assert found == {**dict.fromkeys(names, cuda), "ROCR_VISIBLE_DEVICES": "6,7"}
+    hidden = gpu_environ(*given, [True, False], devices=tmp_path)
+    assert hidden == dict.fromkeys(names, "-1")
+
+
+def test_single_variable_of_an_amd_host_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "kfd").touch()
+    lists = {"CUDA_VISIBLE_DEVICES": ("2", "3")}
+    assert gpu_environ(lists, None, 1, [True, True], devices=tmp_path) == {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 def test_list_of_one_task_is_kept() -> None:

@@ -37,7 +37,13 @@ _HET_SIZE = "SLURM_HET_SIZE"
 _GROUP_JOB_ID = "SLURM_JOB_ID_PACK_GROUP_"
 _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
+VISIBLE_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ZE_AFFINITY_MASK",
+)
 """The variables with which Slurm assigns GPUs to a task: one each for CUDA, ROCm, OpenCL on ROCm, and oneAPI."""
 
 # srun sets these for the tasks of a step, and takes some of them as options of a step that a task starts

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 
 from tf4slurm.errors import PlacementError
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """The variables that hide all GPUs from a process."""
+
+_AMD_DEVICES = "ROCR_VISIBLE_DEVICES"
+_AMD_NUMBERS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""HIP and OpenCL read these, as positions among the devices that ROCR_VISIBLE_DEVICES leaves
+(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html)."""
+
+
+def has_amd_gpus(devices: Path) -> bool:
+    """Return whether this host has the device file of AMD's driver for computing, and none of an NVIDIA GPU."""
+    return (devices / "kfd").exists() and not any(devices.glob("nvidia[0-9]*"))
 
 
 def gpu_environ(
@@ -18,6 +29,7 @@ def gpu_environ(
     sees_gpus: Sequence[bool],
     per_task: int | None = None,
     is_spare: Sequence[bool] = (),
+    devices: Path = Path("/dev"),
 ) -> dict[str, str]:
     """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
 
@@ -35,6 +47,7 @@ def gpu_environ(
         per_task: Devices per task. None divides all devices: the first tasks get the remaining ones, and if there are
             fewer devices than tasks, neighbouring tasks share a device.
         is_spare: Whether each task is a spare, or is lost and has changed its role with one; empty for no spares.
+        devices: Directory of the device files, which show whether the GPUs are AMD's.
 
     Raises:
         PlacementError: There are too few devices for `per_task` per task.
@@ -46,13 +59,16 @@ def gpu_environ(
     environ = {}
     for variable, visible in visible_devices.items():
         if is_list_of_one_task(visible, gpus_on_node):
-            devices = _share(visible, 0, 1, per_task)
+            share = _share(visible, 0, 1, per_task)
         else:
             users = [sees or spare for sees, spare in zip_longest(sees_gpus, is_spare, fillvalue=False)]
             if sum(users) * (1 if per_task is None else per_task) > len(visible):
                 users = list(sees_gpus)
-            devices = _share(visible, sum(users[:local_rank]), sum(users), per_task)
-        environ[variable] = ",".join(devices) or "-1"
+            share = _share(visible, sum(users[:local_rank]), sum(users), per_task)
+        environ[variable] = ",".join(share) or "-1"
+    if environ.get(_AMD_DEVICES, "-1") != "-1" and has_amd_gpus(devices):
+        positions = ",".join(map(str, range(environ[_AMD_DEVICES].count(",") + 1)))
+        environ.update((name, positions) for name in _AMD_NUMBERS if name in environ)
     return environ
 
 
