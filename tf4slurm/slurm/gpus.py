@@ -13,8 +13,8 @@ HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 _AMD_DEVICES = "ROCR_VISIBLE_DEVICES"
 _AMD_NUMBERS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-"""HIP and OpenCL read these, as positions among the devices that ROCR_VISIBLE_DEVICES leaves
-(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html)."""
+"""HIP and OpenCL read these, as positions among the devices that ROCR_VISIBLE_DEVICES leaves, which is read first
+(https://github.com/pytorch/pytorch/pull/142292)."""
 
 
 def has_amd_gpus(devices: Path) -> bool:
