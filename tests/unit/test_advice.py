@@ -35,6 +35,10 @@ def findings(usage: JobUsage, timeline: Timeline = QUIET) -> list[str]:
     return [advice.finding for advice in give_advice(usage, timeline)]
 
 
+def ps(name: str, variable_bytes: int | None) -> TaskUsage:
+    return TaskUsage(name, 1.0, 1e9, 0, 0, None, variable_bytes=variable_bytes)
+
+
 HEAVY = (task("ps/0", sent=9e8), task("ps/1", sent=1e8))
 
 
@@ -42,6 +46,10 @@ HEAVY = (task("ps/0", sent=9e8), task("ps/1", sent=1e8))
     ("usage", "words"),
     [
         (usage_of(*HEAVY), "ps/0 transferred 90% of the bytes of 2 ps: 900 MB of 1 GB. An even share is 50%."),
+        (
+            usage_of(ps("ps/0", 16_781_312), ps("ps/1", 16_388)),
+            "ps/0 holds 16.8 MB of the variables, the other ps 16.4 kB on average.",
+        ),
         (
             usage_of(task("ps/0", 0.95), task("worker/0", 0.1), task("worker/1", 0.12)),
             "The workers probably wait for the ps: ps/0 used 0.95 cores, the workers 0.11 each.",
@@ -77,6 +85,10 @@ def test_finding_names_its_numbers(usage: JobUsage, words: str) -> None:
     [
         usage_of(task("ps/0", sent=5.5e8), task("ps/1", sent=4.5e8)),
         usage_of(task("ps/0", sent=9e8)),
+        usage_of(ps("ps/0", 16_781_312), ps("ps/1", 9_000_000)),
+        usage_of(ps("ps/0", 900_000), ps("ps/1", 0)),
+        usage_of(ps("ps/0", 16_781_312), ps("ps/1", None)),
+        usage_of(ps("ps/0", 16_781_312)),
         usage_of(task("ps/0", 0.95), task("worker/0", 0.9)),
         usage_of(task("worker/0", 1.0), task("worker/1", 0.9)),
         usage_of(task("worker/0", None), task("worker/1", None)),

@@ -91,4 +91,4 @@ def test_task_is_importing_until_it_serves_or_reports(
         receiver.on_observed_state(rank, observed, 100.0)
     now = 100.0 + seconds
     assert state.tasks.describe_phase(state.phase, now) == phase
-    assert [describe_task(record, 100.0, now).state for record in state.tasks] == states
+    assert [describe_task(state.tasks, record, 100.0, now).state for record in state.tasks] == states

@@ -50,6 +50,7 @@ def test_state_of_a_single_process_is_unchanged() -> None:
         workers=(0, 2),
         workers_error="none can join",
         unusable_workers=((3, "no data"),),
+        ps_bytes=(16, 4),
         is_helper=True,
     )
     assert ScriptProcesses().update("a", state) == state
@@ -93,6 +94,8 @@ ORDER_FREE: list[tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]
         {"unusable_workers": ((1, "no data"),)},
         {"unusable_workers": ((1, "no data"),)},
     ),
+    ({"main": {"ps_bytes": (16, 4)}, "b": OTHER, "c": {}}, {"ps_bytes": (16, 4)}, {"ps_bytes": (16, 4)}),
+    ({"main": {}, "b": {"ps_bytes": (16, 4)}}, {"ps_bytes": (16, 4)}, {"ps_bytes": (16, 4)}),
     (
         {"main": {"metrics": (("loss", 1.0),)}, "b": {"metrics": (("accuracy", 2.0),)}},
         {},

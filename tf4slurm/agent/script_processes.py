@@ -115,6 +115,14 @@ def _of_strategy(name: str) -> _Rule:
     return choose
 
 
+def _latest_ps_bytes(live: _Processes, ended: _Processes) -> tuple[int, ...]:
+    for processes in (live, ended):
+        found = [each for each in processes if each.state.ps_bytes]
+        if found:
+            return max(found, key=lambda each: each.last_change("ps_bytes")).state.ps_bytes
+    return ()
+
+
 def _all_helpers(live: _Processes, ended: _Processes) -> bool:
     return bool(live or ended) and all(each.state.is_helper for each in (*live, *ended))
 
@@ -134,6 +142,7 @@ RULES: Mapping[str, tuple[_Rule, str]] = {
     "workers": (_of_strategy("workers"), "That of the process that last reported workers, a live one if possible."),
     "workers_error": (_of_strategy("workers_error"), "That of the same process."),
     "unusable_workers": (_of_strategy("unusable_workers"), "That of the same process."),
+    "ps_bytes": (_latest_ps_bytes, "That of the process that last reported them, a live one if possible."),
     "is_helper": (_all_helpers, "Whether all processes are helpers."),
 }
 """The rule of each field of `ScriptState`: a function of the live and of the ended processes, and the rule in words."""

@@ -19,7 +19,7 @@ from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
-from tf4slurm.jobs.status import JobStatus
+from tf4slurm.jobs.status import JobStatus, describe_variables
 from tf4slurm.system.typed_json import to_json
 
 _LISTED_JOBS = 20
@@ -92,6 +92,8 @@ def _describe(job: JobStatus) -> list[str]:
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
         lines += [f"{format_count(job.workers_left, 'worker')} joined and left again."] if job.workers_left else []
+    if variables := describe_variables(job.tasks):
+        lines.append(f"Variables: {variables}.")
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks

@@ -141,6 +141,7 @@ class ScriptState:
         workers: The indices of the workers that a chief uses; None if its workers cannot change.
         workers_error: The reason why they cannot change; empty if they can, or if the chief has no strategy yet.
         unusable_workers: The index and error of each worker that has joined and on which the first closure failed.
+        ps_bytes: The bytes of the variables that a chief has created on each ps, by index; empty if unknown.
         is_helper: The process is a fork of another process of the script, or multiprocessing has started it.
     """
 
@@ -155,6 +156,7 @@ class ScriptState:
     workers: tuple[int, ...] | None = None
     workers_error: str = ""
     unusable_workers: tuple[tuple[int, str], ...] = ()
+    ps_bytes: tuple[int, ...] = ()
     is_helper: bool = False
 
 

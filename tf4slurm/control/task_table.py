@@ -84,6 +84,12 @@ class TaskTable:
         chief = self.chief
         return "" if chief is None else chief.observed.script.workers_error
 
+    def variable_bytes(self, record: TaskRecord) -> int | None:
+        """Return the bytes of the variables on a ps; None if the chief's script has not reported them."""
+        chief, task = self.chief, record.task
+        known = () if chief is None or task.task_type != "ps" else chief.observed.script.ps_bytes
+        return known[task.task_index] if task.task_index < len(known) else None
+
     @property
     def accepts_workers(self) -> bool:
         """Whether the chief's script can use other processes as workers."""

@@ -18,6 +18,7 @@ from tf4slurm.cluster import Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import JobState
+from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
 from tf4slurm.jobs.schema import Event, Sample, StatusFile, TaskStatus
@@ -136,7 +137,8 @@ class Recorder:
             workers_error=state.tasks.workers_error,
             workers_left=state.tasks.num_left,
             tasks=tuple(
-                describe_task(record, self._started_at, now, self._progress[record.task]) for record in records
+                describe_task(state.tasks, record, self._started_at, now, self._progress[record.task])
+                for record in records
             ),
         )
 
@@ -188,8 +190,10 @@ class Progress:
         return None if self._changed_at is None else round(now - self._changed_at, 1)
 
 
-def describe_task(record: TaskRecord, started_at: float, now: float, progress: Progress | None = None) -> TaskStatus:
-    """Return the state of a task for status.json and result.json; without `progress`, no speed."""
+def describe_task(
+    tasks: TaskTable, record: TaskRecord, started_at: float, now: float, progress: Progress | None = None
+) -> TaskStatus:
+    """Return the state of a task for status.json and result.json. `progress` adds the steps per second."""
     progress = progress or Progress()
     observed = record.observed
     script = observed.script
@@ -216,5 +220,6 @@ def describe_task(record: TaskRecord, started_at: float, now: float, progress: P
         steps_per_second=progress.rate(now),
         seconds_since_step=progress.seconds_since_step(now),
         metrics=dict(script.metrics),
+        variable_bytes=tasks.variable_bytes(record),
         **vars(observed.usage),
     )

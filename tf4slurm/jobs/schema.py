@@ -117,6 +117,7 @@ class TaskStatus:
         steps_per_second: Mean steps per second over the last 20 s.
         seconds_since_step: Seconds since the last new step.
         metrics: Metrics that the script reported with its step; null for NaN and infinity.
+        variable_bytes: For a ps: bytes of the variables on it; null if the chief's script makes its strategy itself.
         memory_bytes: Resident memory of the child process and its descendants.
         cpu_seconds: Processor time of the child process and its descendants.
         sent_bytes: Bytes sent from the task's port.
@@ -143,6 +144,7 @@ class TaskStatus:
     steps_per_second: float | None = None
     seconds_since_step: float | None = None
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    variable_bytes: int | None = None
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     sent_bytes: int = 0

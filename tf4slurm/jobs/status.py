@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tf4slurm.control.shards import ShardProgress
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, LaunchError, SchemaVersionError, describe_end
-from tf4slurm.jobs.formatting import format_elapsed, format_list, format_time
+from tf4slurm.jobs.formatting import format_bytes, format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LATE_SECONDS, JobFile, LastState, ResultFile, StatusFile, TaskStatus
@@ -26,6 +26,7 @@ _STALL_SECONDS = 60.0
 _STALL_STEPS = 10.0  # times the mean seconds per step, if longer
 _FRESH_SECONDS = 5.0
 _MOST_ENDS = 5
+_MOST_PS = 8
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,13 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         warnings=tuple(all_warnings),
         tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
     )
+
+
+def describe_variables(tasks: Sequence[TaskStatus]) -> str:
+    """Return the bytes of the variables on each ps, the largest first; "" if they are unknown."""
+    known = [(task.variable_bytes, task.task) for task in tasks if task.variable_bytes is not None]
+    known.sort(key=lambda each: -each[0])
+    return format_list([f"{name} {format_bytes(num_bytes)}" for num_bytes, name in known], _MOST_PS)
 
 
 def _find_state(

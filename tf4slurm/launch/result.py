@@ -71,7 +71,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         warnings=state.watches.warnings,
         shards=state.scripts.shards,
         workers_left=state.tasks.num_left,
-        tasks=tuple(describe_task(record, started_at, now) for record in state.tasks.in_order()),
+        tasks=tuple(describe_task(state.tasks, record, started_at, now) for record in state.tasks.in_order()),
     )
 
 

@@ -22,6 +22,7 @@ _LONG_WAIT_SECONDS = 30.0
 _LONG_END_SECONDS = 20.0
 _LONG_SHARE = 0.1  # of the job's duration
 _UNEVEN_PS_FACTOR = 1.5  # times an even share of the bytes
+_UNEVEN_VARIABLES_FACTOR = 2.0  # times the mean of the other ps
 _BUSY_PS_CORES, _IDLE_WORKER_CORES = 0.8, 0.4
 _EXCESS_MEMORY, _EXCESS_CORES = 4.0, 2.0  # allocated / used
 _SLOW_WORKER_FACTOR = 0.7  # of the median
@@ -43,6 +44,7 @@ def give_advice(
     if usage.num_samples >= _MIN_SAMPLES:
         for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):
             advice += check(usage)
+    advice += _uneven_variables(usage)
     return [*advice, *_longest_wait(usage, timeline), *_restarts(timeline), *_steps_not_reported(timeline)]
 
 
@@ -86,6 +88,22 @@ def _uneven_ps(usage: JobUsage) -> Iterator[Advice]:
             f"of {format_bytes(moved)}. An even share is {1 / len(ps):.0%}.",
             "It probably holds a large variable. Split it with a variable_partitioner (an embedding of Keras 3 "
             "with tf4slurm.tensorflow.ShardedEmbedding), or use fewer ps.",
+        )
+
+
+def _uneven_variables(usage: JobUsage) -> Iterator[Advice]:
+    held = {task.name: task.variable_bytes for task in usage.of_role("ps") if task.variable_bytes is not None}
+    if len(held) < 2 or sum(held.values()) < 1e6:
+        return
+    largest = max(held, key=lambda name: held[name])
+    others = statistics.mean(num_bytes for name, num_bytes in held.items() if name != largest)
+    if held[largest] >= _UNEVEN_VARIABLES_FACTOR * others:
+        yield Advice(
+            f"{largest} holds {format_bytes(held[largest])} of the variables, the other ps {format_bytes(others)} on "
+            "average.",
+            'A variable is on one ps. Split a large one with parameter_server_strategy(sharding="min-size"), an '
+            "embedding of Keras 3 with tf4slurm.tensorflow.ShardedEmbedding, or use fewer ps. If the script gives "
+            'placement="round-robin", leave it out.',
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,6 +151,7 @@ class TaskUsage:
     Attributes:
         cores: Mean processor seconds per second during training.
         memory_bytes, gpu_memory_bytes: Peaks.
+        variable_bytes: Bytes of the variables on a ps, at the end.
         sent_bytes, received_bytes: Bytes on the connections to the task's port.
         steps_per_second, gpu_percent: Means during training.
     """
@@ -163,6 +164,7 @@ class TaskUsage:
     steps_per_second: float | None
     gpu_percent: float | None = None
     gpu_memory_bytes: float | None = None
+    variable_bytes: int | None = None
 
     @property
     def role(self) -> str:
@@ -242,7 +244,8 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def usage(self) -> JobUsage:
-        return summarize_usage(self.names, self.curves, self.timeline, self._allocation)
+        variables = {task.task: task.variable_bytes for task in self.tasks}
+        return summarize_usage(self.names, self.curves, self.timeline, self._allocation, variables)
 
     @property
     def has_failed(self) -> bool:
@@ -295,8 +298,15 @@ class JobSummary(JobFiles):
             )
 
 
-def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, allocation: SlurmResources) -> JobUsage:
+def summarize_usage(
+    names: Sequence[str],
+    curves: Curves,
+    timeline: Timeline,
+    allocation: SlurmResources,
+    variable_bytes: Mapping[str, int | None] | None = None,
+) -> JobUsage:
     """Return the usage of all tasks; means cover the time from the first step, or the start, to the outcome."""
+    variable_bytes = variable_bytes or {}
     start = timeline.first_step_at or 0.0
     end = next((event.seconds for event in timeline.events if event.kind == "outcome"), timeline.end)
     training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
@@ -318,6 +328,7 @@ def summarize_usage(names: Sequence[str], curves: Curves, timeline: Timeline, al
             steps_per_second=mean_in_training(curves.steps[rank]),
             gpu_percent=mean_in_training(curves.gpu_percent[rank]),
             gpu_memory_bytes=curves.peak_gpu_memory[rank],
+            variable_bytes=variable_bytes.get(name),
         )
         for rank, name in enumerate(names)
     )

@@ -77,10 +77,14 @@ class LocalCluster:
         """End all tasks."""
         self._job.__exit__(*error)
 
-    def strategy(self, **options: Any) -> Any:
+    def strategy(self, *, placement: str = "bytes", **options: Any) -> Any:
         """Return a tf.distribute.ParameterServerStrategy for this cluster; `options` are its further arguments.
 
+        Args:
+            placement: As for `parameter_server_strategy`.
+
         Raises:
+            ValueError: `placement` is unknown.
             RendezvousError: The `with` block has not been entered.
             RendezvousTimeoutError: Servers did not start in time; the message names them and a log file.
         """
@@ -88,12 +92,16 @@ class LocalCluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
         from tf4slurm.network.reachability import bypass_proxies  # imported here, because a task does not need it
         from tf4slurm.tensorflow.keras_limits import install_keras_limits
+        from tf4slurm.tensorflow.placement import check_placement, place_variables
         from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
 
+        check_placement(placement)
         os.environ["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the chief's port
         os.environ.update(bypass_proxies(os.environ, ["127.0.0.1"]))
         install_keras_limits()
-        return connect_parameter_server_strategy(self.cluster, self.run_directory, self._timeout_seconds, **options)
+        strategy = connect_parameter_server_strategy(self.cluster, self.run_directory, self._timeout_seconds, **options)
+        place_variables(strategy, placement, len(self.cluster["ps"]), None)
+        return strategy
 
     @contextlib.contextmanager
     def _run(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf4slurm.tensorflow.placement import on_different_ps
 from tf4slurm.tensorflow.training import count_tasks
 
 _TABLE = "table"
@@ -58,15 +59,16 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     def build(self, input_shape: Any = None) -> None:
         """Create one variable per shard."""
         rows = [len(part) for part in np.array_split(np.arange(self.input_dim), self.shards)]
-        self._parts = [
-            self.add_weight(
-                shape=(count, self.output_dim),
-                initializer=self.embeddings_initializer,
-                regularizer=self.embeddings_regularizer,
-                name=f"embeddings_{index}",
-            )
-            for index, count in enumerate(rows)
-        ]
+        with on_different_ps():
+            self._parts = [
+                self.add_weight(
+                    shape=(count, self.output_dim),
+                    initializer=self.embeddings_initializer,
+                    regularizer=self.embeddings_regularizer,
+                    name=f"embeddings_{index}",
+                )
+                for index, count in enumerate(rows)
+            ]
         self.built = True
 
     def call(self, inputs: Any) -> Any:

@@ -23,6 +23,7 @@ from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.tensorflow.elastic import make_elastic
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
+from tf4slurm.tensorflow.placement import check_placement, place_variables
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
 
 _REQUIRED_ROLES = ("chief", "ps", "worker")
@@ -36,6 +37,7 @@ def parameter_server_strategy(
     min_shard_bytes: int = 256 * 1024,
     max_shards: int | None = None,
     variable_partitioner: Any = None,
+    placement: str = "bytes",
     timeout_seconds: float = 300.0,
 ) -> tuple[Any, Any]:
     """Return a ParameterServerStrategy and its ClusterCoordinator in the chief; run the server in ps and workers.
@@ -56,6 +58,8 @@ def parameter_server_strategy(
         min_shard_bytes: Minimum shard size in bytes with "min-size" (default 256 KiB).
         max_shards: Maximum number of shards of a variable; by default the number of ps.
         variable_partitioner: Replaces `sharding`: one of tf.distribute.experimental.partitioners, or your own.
+        placement: Where each new variable is placed: "bytes" (default; on the ps with the fewest bytes) or
+            "round-robin" (on the ps in turns, as TensorFlow does). Parts of a split variable are on different ps.
         timeout_seconds: Timeout in seconds for the other tasks, including their import of TensorFlow (default 300).
 
     Raises:
@@ -63,7 +67,7 @@ def parameter_server_strategy(
             hangs, the process prints the reason and exits with code 6.
         PlacementError: The cluster lacks a chief, ps or worker, or this process is an evaluator.
         SlurmEnvironmentError: This process has no cluster spec.
-        ValueError: `sharding` is unknown, or combined with `variable_partitioner`.
+        ValueError: `sharding` or `placement` is unknown, or `sharding` is combined with `variable_partitioner`.
     """
     partitioners = tf.distribute.experimental.partitioners
     partitioner_of: dict[str, Callable[[int], Any]] = {
@@ -75,10 +79,12 @@ def parameter_server_strategy(
         raise ValueError(f"Unknown sharding {sharding!r}: expected one of {', '.join(map(repr, partitioner_of))}.")
     if variable_partitioner is not None and sharding != "none":
         raise ValueError(f"Both sharding={sharding!r} and variable_partitioner are given. Give only one of them.")
+    check_placement(placement)
     local = running_cluster() if tasks is None else None
     if local is not None:
         cluster: Mapping[str, Sequence[str]] = local.cluster
-        strategy = local.strategy(variable_partitioner=partitioner_of[sharding](len(local.cluster["ps"])))
+        partitioner = partitioner_of[sharding](len(local.cluster["ps"]))
+        strategy = local.strategy(placement=placement, variable_partitioner=partitioner)
     else:
         current = current_server_dictionary() if tasks is None else get_server_dictionary(tasks)
         _check_roles(current)
@@ -92,6 +98,7 @@ def parameter_server_strategy(
         options = {"variable_partitioner": partitioner_of[sharding](len(current.ps_addresses))}
         cluster = current.cluster
         strategy = connect_parameter_server_strategy(cluster, current_run_directory(), timeout_seconds, **options)
+        place_variables(strategy, placement, len(current.ps_addresses), find_script_channel())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     allow_exit_without_workers(coordinator)
     make_elastic(coordinator, cluster, find_script_channel() if local is None else None)

@@ -1,0 +1,130 @@
+"""Place variables on the ps by bytes (`place_variables`), and report the bytes of each ps to the job.
+
+TensorFlow places variables on the ps in turns. Kernels and biases alternate, so one of two ps would hold nearly all
+bytes. TensorFlow has no public option for this.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf4slurm.script_channel import ScriptChannel
+
+_PLACEMENTS = ("bytes", "round-robin")
+_PRIVATE_NAMES = ("_create_variable", "_create_var_creator", "_create_variable_round_robin", "_variable_count")
+_REPORT_SECONDS = 0.5
+_parts: contextvars.ContextVar[collections.Counter[int] | None] = contextvars.ContextVar("parts", default=None)
+"""In a block of `on_different_ps`: the number of variables on each ps that the block has created."""
+
+
+def check_placement(placement: str) -> None:
+    """Raise ValueError if `placement` is unknown."""
+    if placement not in _PLACEMENTS:
+        raise ValueError(f"Unknown placement {placement!r}: expected one of {', '.join(map(repr, _PLACEMENTS))}.")
+
+
+def place_variables(strategy: Any, placement: str, num_ps: int, channel: ScriptChannel | None) -> None:
+    """Let a new ParameterServerStrategy place its variables, and report the bytes on each ps to the agent.
+
+    A version of TensorFlow without the private methods that this replaces keeps its own placement.
+
+    Args:
+        placement: "bytes": on the ps with the fewest bytes; "round-robin": in turns, as TensorFlow.
+        channel: The connection to the agent; None to report nothing.
+    """
+    if all(hasattr(strategy.extended, name) for name in _PRIVATE_NAMES):
+        _Placement(strategy.extended, placement, num_ps, channel)
+
+
+@contextlib.contextmanager
+def on_different_ps() -> Iterator[None]:
+    """Place the variables that the block creates on different ps, as far as there are enough. May be nested."""
+    if _parts.get() is not None:
+        yield
+        return
+    token = _parts.set(collections.Counter())
+    try:
+        yield
+    finally:
+        _parts.reset(token)
+
+
+class _Placement:
+    """The bytes of the variables on each ps. Replaces methods of a strategy's `extended`."""
+
+    def __init__(self, extended: Any, placement: str, num_ps: int, channel: ScriptChannel | None) -> None:
+        self._extended = extended
+        self._channel = channel
+        self._bytes = [0] * num_ps
+        self._num_variables = [0] * num_ps
+        self._deleted: collections.deque[tuple[int, int]] = collections.deque()  # garbage collection takes no lock
+        self._lock = threading.Lock()
+        self._is_report_due = False
+        self._create_creator = extended._create_var_creator
+        extended._create_var_creator = self._make_counting_creator
+        if placement == "bytes":
+            self._create = extended._create_variable
+            self._create_in_turn = extended._create_variable_round_robin
+            extended._create_variable = self._create_apart
+            extended._create_variable_round_robin = self._create_on_emptiest
+
+    def _create_apart(self, next_creator: Callable[..., Any], **options: Any) -> Any:
+        """Create a variable; with a partitioner, its parts are on different ps."""
+        with on_different_ps():
+            return self._create(next_creator, **options)
+
+    def _create_on_emptiest(self, next_creator: Callable[..., Any], **options: Any) -> Any:
+        self._remove_deleted()
+        parts, ps = _parts.get(), range(len(self._bytes))
+        assert parts is not None  # `_create_apart` calls TensorFlow's method that calls this one
+        chosen = min(ps, key=lambda index: (parts[index], self._bytes[index], self._num_variables[index]))
+        parts[chosen] += 1
+        self._extended._variable_count = chosen  # TensorFlow's method takes it modulo the number of ps
+        return self._create_in_turn(next_creator, **options)
+
+    def _make_counting_creator(self, next_creator: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        create = self._create_creator(next_creator, **options)
+
+        def create_and_count(**options: Any) -> Any:
+            variable = create(**options)
+            self._count(variable)
+            return variable
+
+        return create_and_count
+
+    def _count(self, variable: Any) -> None:
+        device = tf.DeviceSpec.from_string(variable.device)
+        if device.job != "ps":
+            return
+        num_bytes = (variable.shape.num_elements() or 0) * variable.dtype.size
+        with self._lock:
+            self._bytes[device.task] += num_bytes
+            self._num_variables[device.task] += 1
+            is_first, self._is_report_due = not self._is_report_due, True
+        weakref.finalize(variable, self._deleted.append, (device.task, num_bytes)).atexit = False
+        if is_first and self._channel is not None:
+            timer = threading.Timer(_REPORT_SECONDS, self._report, (self._channel,))
+            timer.daemon = True
+            timer.start()
+
+    def _remove_deleted(self) -> None:
+        with self._lock:
+            while self._deleted:
+                index, num_bytes = self._deleted.popleft()
+                self._bytes[index] -= num_bytes
+                self._num_variables[index] -= 1
+
+    def _report(self, channel: ScriptChannel) -> None:
+        self._remove_deleted()
+        with self._lock:
+            self._is_report_due = False
+            found = tuple(self._bytes)
+        channel.send(ps_bytes=found)
