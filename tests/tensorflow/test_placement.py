@@ -16,7 +16,7 @@ from tests.jobs import TF4SLURM, Job
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 BEGIN = """
-import json, sys, time
+import json, os, sys, time
 from tf4slurm.script_channel import find_script_channel
 from tf4slurm.tensorflow import ShardedEmbedding, parameter_server_strategy
 
@@ -42,7 +42,7 @@ with strategy.scope():
     optimizer.build(model.trainable_variables)
     before = [each.numpy() for each in model.trainable_variables]
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    path = checkpoint.save("saved/ckpt") if len(sys.argv) == 2 else sys.argv[2]
+    path = checkpoint.save(os.environ["TF4SLURM_RUN_DIRECTORY"] + "/saved") if len(sys.argv) == 2 else sys.argv[2]
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     checkpoint.restore(path).assert_existing_objects_matched()

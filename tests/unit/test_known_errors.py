@@ -35,6 +35,15 @@ from tf4slurm.jobs.known_errors import explain
         ("AttributeError: module 'tensorflow' has no attribute 'contrib'", "does not have any more"),
         ("tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server", "could not listen"),
         ("ModuleNotFoundError: No module named 'x'", "lacks a package"),
+        (
+            "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
+            "its arrays exceed TensorFlow's",
+        ),
+        (
+            "ERROR:tensorflow:Worker /job:worker/replica:0/task:0 failed with NotFoundError():'__inference_fn_14' is "
+            "neither a type of a primitive operation nor a name of a function registered in binary running on vm.",
+            "its arrays exceed TensorFlow's limit",
+        ),
         ("ModuleNotFoundError: No module named 'tensorflow'", "has no TensorFlow"),
         (
             "E0000 00:00:1738697930.202924    7665 cuda_dnn.cc:522] Loaded runtime CuDNN library: 9.1.0 but source was "

@@ -187,4 +187,12 @@ _KNOWN = (
         r"No such file or directory(?!: 'nvidia-smi')",
         "A file does not exist on that host: check its path, and that all hosts share its file system.",
     ),
+    (
+        # Produced with TensorFlow 2.21: dataset functions with arrays of 2.25 GB, and of two times 1.2 GB.
+        r"Cannot create a tensor proto whose content is larger than 2GB|Protobuf is too large to be serialized"
+        r"|'__inference_\S+' is neither a type of a primitive operation nor a name of a function registered",
+        "A function was not sent to a worker, most likely because its arrays exceed TensorFlow's limit of 2 GB. Let "
+        "the workers read files (tf4slurm.tensorflow.worker_files) or a tf.data service, or call tf.numpy_function in "
+        "the dataset.",
+    ),
 )

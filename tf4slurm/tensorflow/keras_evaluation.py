@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.checkpoints import check_integer
+from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
 from tf4slurm.tensorflow.keras_checks import check_callbacks, check_model, describe_data, make_callback_list
 from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
 from tf4slurm.tensorflow.keras_step import KerasStep, build
@@ -95,6 +96,15 @@ class _Shards:
         dataset = dataset if self._steps is None else dataset.take(self._steps)
         return iter(dataset.shard(self._execution.count_shards(self._on), index))
 
+    def _trace(self, function: Callable[[Any], Any]) -> Any:
+        """Return a traced function of the number of a shard."""
+        subject = "The function of the dataset"
+        with explain_large_array(subject):
+            traced = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.int64))
+        if self._on == "workers" and isinstance(self._execution, OnWorkers):
+            check_arrays(subject, traced.graph)
+        return traced
+
 
 class Evaluation(_Shards):
     """Evaluates a model on a dataset: in `evaluate` once, in `fit` after each epoch."""
@@ -130,7 +140,7 @@ class Evaluation(_Shards):
                 batches += 1.0
             return sums | {"batches": batches}
 
-        return tf.function(evaluate_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
+        return self._trace(evaluate_shard)
 
 
 class _Prediction(_Shards):
@@ -168,7 +178,7 @@ class _Prediction(_Shards):
                 sizes = sizes.write(position, tf.shape(latest[0], tf.int64)[0])
             return {"outputs": [array.concat() for array in outputs], "sizes": sizes.stack()}
 
-        return tf.function(predict_shard).get_concrete_function(tf.TensorSpec([], tf.int64))
+        return self._trace(predict_shard)
 
 
 def _dataset_function(data: Any) -> Callable[[], Any]:

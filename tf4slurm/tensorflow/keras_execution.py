@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.constants import create_per_worker_dataset
 from tf4slurm.tensorflow.keras_step import KerasStep
 from tf4slurm.tensorflow.step_closure import StepClosure
 from tf4slurm.tensorflow.training import count_tasks, run_closures, translate_errors
@@ -52,7 +53,7 @@ class OnWorkers:
                 tf.compat.v1.set_random_seed(None)  # of this function's graph
             return dataset_fn().repeat()
 
-        datasets = self._coordinator.create_per_worker_dataset(tf.function(repeated))
+        datasets = create_per_worker_dataset(self._coordinator, tf.function(repeated))
         self._iterator = iter(datasets)
         return datasets.element_spec
 

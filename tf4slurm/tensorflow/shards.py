@@ -15,6 +15,7 @@ from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.script_shards import DataShards, Shard
 from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.constants import check_arrays
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import FunctionStep
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
@@ -95,7 +96,7 @@ def run_shards(
     Raises:
         ParameterServerLostError: A ps is lost. Another attempt resumes from the checkpoint.
         TrainingTimeoutError: No shard was done in time.
-        TrainingError: step_fn returned something other than scalar tensors.
+        TrainingError: step_fn returned something other than scalar tensors, or uses more than 2 GB of arrays.
         DataShardsError: As for `DataShards.take`.
         CheckpointError: A checkpoint could not be written.
         BaseException: Any exception that step_fn raised.
@@ -174,6 +175,8 @@ class _ShardClosure:
 
         start = (tf.constant(True), tf.constant(0, tf.int64), tf.zeros([_MAX_NUMBERS], tf.float64))
         _, steps, sums = tf.while_loop(lambda more, *_: more, train_batch, start, parallel_iterations=1)
+        graph = tf.compat.v1.get_default_graph()
+        tf.autograph.experimental.do_not_convert(check_arrays)("The function of a shard", graph)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return tf.concat([tf.cast([worker, steps], tf.float64), sums], axis=0)
 

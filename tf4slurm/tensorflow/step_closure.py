@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf4slurm.errors import TrainingError
+from tf4slurm.tensorflow.constants import check_arrays
 
 if TYPE_CHECKING:
     from tf4slurm.tensorflow.keras_step import KerasStep
@@ -55,6 +56,7 @@ class StepClosure:
         self._shapes = {name: tuple(total.shape) for name, total in sums.items()}
         # AutoGraph would warn that it cannot convert the logger
         tf.autograph.experimental.do_not_convert(self._warn_of_variables_outside)(graph)
+        tf.autograph.experimental.do_not_convert(check_arrays)("The step", graph)
         worker = tf.distribute.coordinator.experimental_get_current_worker_index()
         return tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in (worker, *sums.values())], axis=0)
 

@@ -20,6 +20,7 @@ from tf4slurm.server_dictionary import (
     launched_server_dictionary,
 )
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
+from tf4slurm.tensorflow.constants import check_datasets_of
 from tf4slurm.tensorflow.elastic import make_elastic
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
@@ -48,6 +49,8 @@ def parameter_server_strategy(
     Under "tf4slurm run", and after get_server_dictionary(exchange=True), each server belongs to this job: another host
     has checked the address, and the agent holds the port. With any other TF_CONFIG, or exchange=False, TensorFlow uses
     any TensorFlow server of that role at the address.
+
+    The coordinator's `create_per_worker_dataset` raises TrainingError for a function with more than 2 GB of arrays.
 
     Args:
         tasks: Under plain srun the tasks as for get_server_dictionary(). By default its last result in this process is
@@ -101,6 +104,7 @@ def parameter_server_strategy(
         place_variables(strategy, placement, len(current.ps_addresses), find_script_channel())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     allow_exit_without_workers(coordinator)
+    check_datasets_of(coordinator)
     make_elastic(coordinator, cluster, find_script_channel() if local is None else None)
     return strategy, coordinator
 

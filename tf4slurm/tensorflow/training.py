@@ -104,7 +104,8 @@ def run_steps(
         ParameterServerLostError: A ps and its variables are lost. Let the chief exit: another attempt (`tf4slurm run
             --max-attempts`) resumes from the checkpoint.
         TrainingTimeoutError: No closure completed in time.
-        TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors.
+        TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors, or uses more than
+            2 GB of arrays.
         CheckpointError: A checkpoint could not be written.
         TypeError, ValueError: An argument is invalid; nothing was done.
         BaseException: Any exception that step_fn raised.

@@ -1,0 +1,109 @@
+"""Refuse functions whose arrays are too large for the message that brings a function to a worker.
+
+An array that a traced function uses becomes a constant of its graph. Beyond the limit, TensorFlow's errors name neither
+array nor limit: with one large array tracing fails. With several, all calls of the function fail on all workers with
+NotFoundError, and are repeated without end (seen in TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tf4slurm.errors import TrainingError
+from tf4slurm.jobs.formatting import format_bytes, format_list
+
+MAX_BYTES = 2**31 - 2**24
+"""The largest message of protobuf, 2 GiB, less 16 MiB for the rest of the graph."""
+
+_MOST_ARRAYS = 5
+_LARGE_SHARE = 0.01  # of the total
+
+
+class _Array(NamedTuple):
+    num_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.num_bytes)} ({self.dtype} {'×'.join(map(str, self.shape)) or 'scalar'})"
+
+
+@contextlib.contextmanager
+def explain_large_array(subject: str) -> Iterator[None]:
+    """Raise TrainingError if the block fails to trace a function because of one array above the limit.
+
+    `subject` is what the error calls the function, such as "The dataset function".
+    """
+    try:
+        yield
+    except ValueError as error:
+        array = _find_refused_array(error)
+        if array is None or array.nbytes <= MAX_BYTES:
+            raise
+        _refuse(subject, [_Array(array.nbytes, array.dtype.name, array.shape)], error)
+
+
+def check_arrays(subject: str, graph: Any) -> None:
+    """Raise TrainingError if the arrays in the graph of a traced function, or one of its tensors, are too large.
+
+    All constants of the function, and of the functions that it calls, are in one message. A tensor that the function
+    captures is a message of its own.
+    """
+    called = [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
+    constants = [array for each in (graph, *called) for array in _constants_of(each)]
+    captured = [_describe(tensor) for tensor, _ in graph.captures if isinstance(tensor, tf.Tensor)]
+    for arrays in (constants, *([array] for array in captured)):
+        if sum(array.num_bytes for array in arrays) > MAX_BYTES:
+            _refuse(subject, arrays)
+
+
+def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
+    """Return `coordinator.create_per_worker_dataset(dataset_fn)`; raise TrainingError if its arrays are too large."""
+    subject = "The dataset function"
+    with explain_large_array(subject):
+        datasets = type(coordinator).create_per_worker_dataset(coordinator, dataset_fn)
+    check_arrays(subject, datasets._dataset_fn.graph)
+    return datasets
+
+
+def check_datasets_of(coordinator: Any) -> None:
+    """Let the method `create_per_worker_dataset` of this coordinator make the checks of the function of that name."""
+    coordinator.create_per_worker_dataset = lambda dataset_fn: create_per_worker_dataset(coordinator, dataset_fn)
+
+
+def _constants_of(graph: Any) -> Iterator[_Array]:
+    for operation in graph.get_operations():
+        if operation.type == "Const":
+            array = _describe(operation.outputs[0])
+            is_text = array.dtype == "string"
+            yield array._replace(num_bytes=operation.get_attr("value").ByteSize()) if is_text else array
+
+
+def _describe(tensor: Any) -> _Array:
+    return _Array((tensor.shape.num_elements() or 0) * tensor.dtype.size, tensor.dtype.name, tuple(tensor.shape))
+
+
+def _find_refused_array(error: BaseException) -> Any:
+    """Return the largest array of the call that raised the error; AutoGraph's copy of an error has it as context."""
+    while error.__context__ is not None:
+        error = error.__context__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    arrays = [value for value in frames[-1].f_locals.values() if isinstance(value, np.ndarray)] if frames else []
+    return max(arrays, key=lambda array: array.nbytes, default=None)
+
+
+def _refuse(subject: str, arrays: Sequence[_Array], cause: Exception | None = None) -> NoReturn:
+    total = sum(array.num_bytes for array in arrays)
+    largest = [str(array) for array in sorted(arrays, reverse=True) if array.num_bytes >= _LARGE_SHARE * total]
+    raise TrainingError(
+        f"{subject} uses arrays of {format_bytes(total)}, but TensorFlow can send "
+        f"at most {format_bytes(MAX_BYTES)} to a worker. The largest: {format_list(largest, _MOST_ARRAYS)}. Let the "
+        "workers read files (tf4slurm.tensorflow.worker_files) or the tf.data service (tf4slurm.data_service). Or call "
+        "tf.numpy_function in the dataset: it runs in the chief, which then sends every element."
+    ) from cause
