@@ -67,6 +67,69 @@ for option in ("run_eagerly", "jit_compile"):
     print(option, len(ours["mae"]), all(np.allclose(ours[name], expected[name], rtol=1e-4) for name in expected))
 """
 
+CLASS_WEIGHT = """
+import keras, numpy as np, tensorflow as tf
+from tf4slurm.tensorflow import evaluate, fit, predict
+
+rows = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+numbers = np.arange(40) % 3
+for targets, loss in ((numbers, "sparse_categorical_crossentropy"), (np.eye(3)[numbers], "categorical_crossentropy")):
+    data = lambda: tf.data.Dataset.from_tensor_slices((rows, targets)).batch(8)
+    weights = {"epochs": 2, "class_weight": {0: 0.5, 2: 4.0}}
+    histories = []
+    for train in (lambda model: fit(model, data, **weights), lambda model: model.fit(data(), **weights)):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(3, activation="softmax")])
+        model.compile("sgd", loss)
+        histories.append(train(model).history["loss"])
+    print("equal", np.allclose(*histories, rtol=1e-4))
+print("batches", evaluate(model, (rows, targets), batch_size=5, return_dict=True, verbose=0).keys())
+print("rows", len(predict(model, rows, batch_size=7, verbose=0)))
+for wrong in (lambda: fit(model, data, batch_size=8), lambda: evaluate(model, data, batch_size=8)):
+    try:
+        wrong()
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+PROFILES = """
+import pathlib, sys, keras, numpy as np, tensorflow as tf
+import tf4slurm
+from tf4slurm.tensorflow import fit, job_strategy
+
+rows = np.zeros((80, 2), "float32")
+data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(1)
+counts = []
+
+class Counts(keras.callbacks.TensorBoard):
+    def _start_trace(self):
+        super()._start_trace()
+        counts.append(int(self.model.optimizer.iterations))
+
+    def _stop_trace(self, *arguments):
+        super()._stop_trace(*arguments)
+        counts.append(int(self.model.optimizer.iterations))
+
+def train():
+    strategy, coordinator = job_strategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    board = Counts("board", profile_batch=(10, 50), update_freq=20)
+    fit(model, data, coordinator=coordinator, epochs=3, steps_per_epoch=40, callbacks=[board], verbose=0)
+    fit(model, data, coordinator=coordinator, epochs=1, steps_per_epoch=60, callbacks=[board], verbose=0)
+    print("counts", counts)
+    for path in pathlib.Path("board/train").glob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            if any(value.tag == "batch_loss" for value in event.summary.value):
+                print("written", event.step)
+
+if sys.argv[1] == "ps":
+    with tf4slurm.LocalCluster(ps=1, workers=2):
+        train()
+else:
+    train()
+"""
+
 
 def run(*command: str, directory: Path, timeout_seconds: float = 350) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -217,6 +280,31 @@ def test_each_callback_of_keras_has_its_effect(tmp_path: Path) -> None:
         "stop_training",
         "own History",
     ], lines
+
+
+@pytest.mark.keras
+def test_class_weight_and_batch_size_mean_the_same_as_in_keras(tmp_path: Path) -> None:
+    ran = run(sys.executable, "-c", CLASS_WEIGHT, directory=tmp_path)
+    assert [line for line in ran.stdout.splitlines() if re.match("equal|batches|rows|fit|batch_size", line)] == [
+        "equal True",
+        "equal True",
+        "batches dict_keys(['loss'])",
+        "rows 40",
+        "fit() has no argument batch_size. Let dataset_fn return batches: dataset.batch(32).",
+        "batch_size (in fit: validation_batch_size) is 8, but a dataset has batches already. Leave it out, and let the "
+        "dataset have batches of that size.",
+    ], ran.stdout + ran.stderr
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("where", ["ps", "one process"])
+def test_tensorboard_counts_steps_and_writes_the_profile(tmp_path: Path, where: str) -> None:
+    ran = run(sys.executable, "-c", PROFILES, where, directory=tmp_path)
+    assert "counts [9, 50, 129, 170]" in ran.stdout, ran.stdout + ran.stderr
+    assert list(tmp_path.glob("board/train/plugins/profile/*/*.xplane.pb"))
+    written = [int(line.split()[1]) for line in ran.stdout.splitlines() if line.startswith("written")]
+    assert written
+    assert all(step % 20 == 0 for step in written)
 
 
 def test_what_several_workers_cannot_train_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.checkpoints import check_integer
 from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
+from tf4slurm.tensorflow.keras_arguments import explain_keras_arguments
 from tf4slurm.tensorflow.keras_checks import check_callbacks, check_model, describe_data, make_callback_list
 from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
 from tf4slurm.tensorflow.keras_step import KerasStep, build
@@ -19,12 +20,14 @@ from tf4slurm.tensorflow.keras_step import KerasStep, build
 _BATCH_SIZE = 32  # of arrays, as in Keras
 
 
+@explain_keras_arguments
 def evaluate(
     model: keras.Model,
     data: Any,
     *,
     coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None,
     steps: int | None = None,
+    batch_size: int | None = None,
     on: str | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: str | int = "auto",
@@ -39,6 +42,7 @@ def evaluate(
         model: As for `fit`, like `coordinator`, `callbacks` and `verbose`.
         data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
         steps: Number of batches; by default the whole dataset.
+        batch_size: Rows of each batch of arrays (default 32); a dataset has batches already.
         on: "workers" (default for a function) or "chief" (default for a dataset or arrays); only with a coordinator.
         timeout_seconds: Timeout in seconds for the evaluation (default 600).
 
@@ -48,17 +52,19 @@ def evaluate(
     """
     check_model(model, coordinator)
     execution = make_execution(model, coordinator, timeout_seconds)
-    evaluation = Evaluation(execution, data, steps, on)
+    evaluation = Evaluation(execution, data, steps, on, batch_size)
     own = check_callbacks(callbacks)
     return evaluation.run(make_callback_list(model, own, verbose, add_history=False, epochs=1, steps=None))
 
 
+@explain_keras_arguments
 def predict(
     model: keras.Model,
     data: Any,
     *,
     coordinator: tf.distribute.coordinator.ClusterCoordinator | None = None,
     steps: int | None = None,
+    batch_size: int | None = None,
     on: str | None = None,
     timeout_seconds: float = 600.0,
 ) -> Any:
@@ -68,13 +74,20 @@ def predict(
     """
     check_model(model, coordinator, needs_compile=False)
     execution = make_execution(model, coordinator, timeout_seconds)
-    return _Prediction(execution, data, steps, on).run()
+    return _Prediction(execution, data, steps, on, batch_size).run()
 
 
 class _Shards:
     """A dataset that `evaluate` or `predict` reads in shards."""
 
-    def __init__(self, execution: OnWorkers | InThisProcess, data: Any, steps: int | None, on: str | None) -> None:
+    def __init__(
+        self,
+        execution: OnWorkers | InThisProcess,
+        data: Any,
+        steps: int | None,
+        on: str | None,
+        batch_size: int | None = None,
+    ) -> None:
         if on not in (None, "workers", "chief"):
             raise ValueError(f'The place of the evaluation is {on!r}: expected "workers" or "chief".')
         self._on = on or ("workers" if callable(data) or isinstance(execution, InThisProcess) else "chief")
@@ -84,7 +97,7 @@ class _Shards:
                 'or evaluate on="chief" (in fit: validation_on="chief").'
             )
         self._execution = execution
-        self._make_dataset = _dataset_function(data)
+        self._make_dataset = _dataset_function(data, batch_size)
         self._steps = None if steps is None else check_integer("steps", steps, at_least=1)
         dataset = self._make_dataset()
         if self._steps is None and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
@@ -181,9 +194,13 @@ class _Prediction(_Shards):
         return self._trace(predict_shard)
 
 
-def _dataset_function(data: Any) -> Callable[[], Any]:
-    if callable(data):
-        return data  # type: ignore[no-any-return]
-    if isinstance(data, tf.data.Dataset):
-        return lambda: data
-    return lambda: tf.data.Dataset.from_tensor_slices(data).batch(_BATCH_SIZE)
+def _dataset_function(data: Any, batch_size: int | None) -> Callable[[], Any]:
+    if not callable(data) and not isinstance(data, tf.data.Dataset):
+        size = _BATCH_SIZE if batch_size is None else check_integer("batch_size", batch_size, at_least=1)
+        return lambda: tf.data.Dataset.from_tensor_slices(data).batch(size)
+    if batch_size is not None:
+        raise ValueError(
+            f"batch_size (in fit: validation_batch_size) is {batch_size!r}, but a dataset has batches already. Leave "
+            "it out, and let the dataset have batches of that size."
+        )
+    return data if callable(data) else lambda: data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf4slurm.script_api import report
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
+from tf4slurm.tensorflow.keras_arguments import explain_keras_arguments, weight_classes
 from tf4slurm.tensorflow.keras_checks import (
     check_callbacks,
     check_data,
@@ -23,10 +24,12 @@ from tf4slurm.tensorflow.keras_checks import (
 from tf4slurm.tensorflow.keras_evaluation import Evaluation
 from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
 from tf4slurm.tensorflow.keras_step import KerasStep, build
+from tf4slurm.tensorflow.keras_tensorboard import TensorBoardSteps
 
 _REPORT_SECONDS = 0.5
 
 
+@explain_keras_arguments
 def fit(
     model: keras.Model,
     dataset_fn: Callable[[], tf.data.Dataset],
@@ -37,8 +40,10 @@ def fit(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     validation_data: Any = None,
     validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
     validation_freq: int = 1,
     validation_on: str | None = None,
+    class_weight: Mapping[int, float] | None = None,
     checkpoints: Checkpoints | str | os.PathLike[str] | None = None,
     initial_epoch: int = 0,
     verbose: str | int = "auto",
@@ -49,8 +54,9 @@ def fit(
     With a coordinator, the steps run on the workers of its ParameterServerStrategy, as in `run_steps`: asynchronously,
     and again if a worker is lost. Without one, they run in this process, or with MultiWorkerMirroredStrategy in all
     workers at the same time. Callbacks run in this process; with a coordinator, their batch methods are called for a
-    group of steps, about 10 times a second. Steps, loss and metrics are reported to the job (`tf4slurm.report`). After
-    a stop request, fit saves a checkpoint and returns without `on_epoch_end` for the unfinished epoch.
+    group of steps, about 10 times a second. TensorBoard counts steps, and profiles this process. Steps, loss and
+    metrics are reported to the job (`tf4slurm.report`). After a stop request, fit saves a checkpoint and returns
+    without `on_epoch_end` for the unfinished epoch.
 
     Args:
         model: The model, created and compiled in `with strategy.scope():`. With a coordinator, each scheduled closure
@@ -63,8 +69,9 @@ def fit(
         steps_per_epoch: Steps of all workers together; required with a coordinator, else by default the length of the
             dataset.
         validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
-        validation_steps, validation_on: As `steps` and `on` of `evaluate`.
+        validation_steps, validation_batch_size, validation_on: As `steps`, `batch_size` and `on` of `evaluate`.
         validation_freq: Validate after every so many epochs (default 1).
+        class_weight: The weight of each class in the loss, by the class's number, as in Keras.
         checkpoints: A `Checkpoints` object, or a directory whose newest checkpoint is restored. Both save after every
             epoch and on a stop request; the object may save more often.
         initial_epoch: The first epoch without a restored checkpoint (default 0).
@@ -83,10 +90,14 @@ def fit(
     check_ps_options(model, coordinator)
     callbacks = check_callbacks(callbacks)
     steps = check_data(dataset_fn, coordinator, steps_per_epoch)
+    if class_weight is not None:
+        dataset_fn = weight_classes(dataset_fn, class_weight)
     execution = make_execution(model, coordinator, timeout_seconds)
     validate = None
     if validation_data is not None:
-        validate = Evaluation(execution, validation_data, validation_steps, validation_on)
+        validate = Evaluation(
+            execution, validation_data, validation_steps, validation_on, batch_size=validation_batch_size
+        )
     with execution.strategy.scope():
         build(model, execution.open(dataset_fn))
         counter = (
@@ -116,6 +127,7 @@ class _Training:
     checkpoints: Checkpoints | None
     validation: Evaluation | None
     reported_at: float = float("-inf")
+    boards: TensorBoardSteps = field(init=False)
 
     def run(self, epochs: int, verbose: str | int, validation_freq: int) -> Any:
         model = self.execution.model
@@ -128,6 +140,7 @@ class _Training:
             self.counter.assign(model._initial_epoch * self.steps)
         logs: dict[str, float] = {}
         is_stopped = False
+        self.boards = TensorBoardSteps(self.callbacks, int(self.counter.numpy()))
         for epoch in range(int(self.counter.numpy()) // self.steps, epochs):
             listed.on_epoch_begin(epoch)
             is_stopped, logs = self._train_epoch(step_fn, epoch, listed, epochs * self.steps)
@@ -148,6 +161,7 @@ class _Training:
             with self.execution.strategy.scope():
                 model.optimizer.finalize_variable_values(model.trainable_variables)
         listed.on_train_end(logs)
+        self.boards.close()
         return model.history
 
     def _train_epoch(
@@ -157,7 +171,7 @@ class _Training:
         first, target = int(self.counter.numpy()), (epoch + 1) * self.steps
         seen = first - epoch * self.steps
         reported: tuple[int, dict[str, Any]] = (0, {})
-        last = reported
+        before = last = reported
 
         def report_latest(step: int) -> None:
             nonlocal reported
@@ -167,15 +181,24 @@ class _Training:
 
         def observe(step: int, completed: int, sums: dict[str, Any]) -> bool:
             nonlocal seen, last
-            last = completed, sums
+            completed += before[0]
+            last = completed, {name: total + before[1].get(name, 0.0) for name, total in sums.items()}
             if time.monotonic() - self.reported_at >= _REPORT_SECONDS:
                 report_latest(step)
+            self.boards.count(epoch * self.steps + seen, step)
             callbacks.on_train_batch_begin(seen)
             seen = first + completed - epoch * self.steps
-            callbacks.on_train_batch_end(seen - 1, step_fn.logs(sums, completed))
+            callbacks.on_train_batch_end(seen - 1, step_fn.logs(last[1], completed))
+            self.boards.profile(step)
             return bool(self.execution.model.stop_training)
 
-        is_stopped = self.execution.train(step_fn, self.counter, target, self.checkpoints, observe, last_step)
+        self.boards.profile(first)
+        is_stopped = False
+        for pause in self.boards.pauses(first, target) if self.execution.is_alone else [target]:
+            before = last
+            is_stopped = self.execution.train(step_fn, self.counter, pause, self.checkpoints, observe, last_step)
+            if is_stopped or self.execution.model.stop_training:
+                break
         completed, sums = last
         if not completed:
             return is_stopped, {}
