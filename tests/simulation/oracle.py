@@ -74,7 +74,8 @@ def _failures(job: Job) -> list[Candidate]:
     """The exits with which a script ends the attempt."""
     ended = [s for s in _scripts_of_last_attempt(job) if s.has_ended and s.cause in _OWN_ENDS]
     stopped_at = min((stop[0] for stop in job.stops), default=_NEVER)
-    stopping_at = settled_at(job, 0, stopped_at, REPORT_SECONDS) if job.stops else _NEVER
+    certain = (time for number, (time, _) in enumerate(job.stops) if not _may_be_lost(job, number))
+    stopping_at = min((settled_at(job, 0, time, REPORT_SECONDS) for time in certain), default=_NEVER)
     early = [s for s in ended if s.task.task_type == "ps" and s.returncode == 0]
     found = []
     for script in ended:
