@@ -165,8 +165,11 @@ def test_directory_that_a_container_cannot_have_is_refused(
     directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (directory / name).mkdir()
-    with pytest.raises(CommandError, match=f"directory '.*/{name}/runs'"):
+    with pytest.raises(CommandError, match=f"directory '.*/{name}/runs/true'"):
         check_command(JobSpec(("true",), container=f"{directory}/container", runs_directory=Path(name, "runs")))
     monkeypatch.chdir(directory / name)
     with pytest.raises(CommandError, match=f"directory '.*/{name}'"):
         check_command(JobSpec(("true",), container="docker://image", runs_directory=Path("/runs")))
+    monkeypatch.chdir(directory)
+    with pytest.raises(CommandError, match=f"directory '/runs/{name}'.*--name"):
+        check_command(JobSpec(("true",), container="docker://image", name=name, runs_directory=Path("/runs")))

@@ -44,7 +44,7 @@ def environment(tmp_path: Path) -> PythonEnvironment:
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """Where the archive belongs: its directory does not exist yet."""
-    return tmp_path / "archives" / "env.tar"
+    return tmp_path / "archives" / "env-1.tar"
 
 
 def read(archive: Path, *files: Path) -> list[str]:
@@ -97,6 +97,24 @@ def test_archive_is_written_once(archive: Path) -> None:
     assert archive.stat().st_ino == first
     assert time.time() - archive.stat().st_mtime < 60  # it was used
     assert archive.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_only_archives_are_removed(archive: Path) -> None:
+    """Another user may have renamed a run directory of this user to the name of the archives' directory."""
+    read(archive, Path(__file__))
+    for name in ("result.json", "env-old.tar"):
+        (archive.parent / name).touch()
+        os.utime(archive.parent / name, (0, 0))
+    archive.unlink()
+    read(archive, Path(__file__))
+    assert {path.name for path in archive.parent.iterdir()} == {"result.json", archive.name}
+
+
+def test_lines_that_the_sites_python_prints_are_left_out(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "[Welcome]"\n{sys.executable} "$@"\necho Bye\n')
+    python.chmod(0o755)
+    assert find_environment(str(python), os.environ).prefix == sys.prefix
 
 
 def other_users_archive(path: Path) -> None:
@@ -162,12 +180,23 @@ def test_directory_of_archives_that_is_renamed_meanwhile_is_not_exchanged(archiv
 
 def test_unused_archives_and_drafts_of_dead_jobs_are_removed(archive: Path) -> None:
     archive.parent.mkdir(mode=0o700)
-    hours_ago = {"week.tar": 8 * 24, "day.tar": 24, "now.tar": 0, ".dead.draft": 1, ".growing.draft": 0.1}
+    hours_ago = {
+        "env-week.tar": 8 * 24,
+        "env-day.tar": 24,
+        "env-now.tar": 0,
+        ".env-dead.draft": 1,
+        ".env-growing.draft": 0.1,
+    }
     for name, hours in hours_ago.items():
         (archive.parent / name).touch()
         os.utime(archive.parent / name, (time.time() - hours * 3600,) * 2)
     read(archive)
-    assert {path.name for path in archive.parent.iterdir()} == {"day.tar", "now.tar", ".growing.draft", "env.tar"}
+    assert {path.name for path in archive.parent.iterdir()} == {
+        "env-day.tar",
+        "env-now.tar",
+        ".env-growing.draft",
+        archive.name,
+    }
 
 
 def test_least_recently_used_archives_beyond_the_limit_are_removed(
@@ -175,11 +204,11 @@ def test_least_recently_used_archives_beyond_the_limit_are_removed(
 ) -> None:
     monkeypatch.setattr(environment_archive, "CACHE_BYTES", 1000)
     archive.parent.mkdir(mode=0o700)
-    for name, hours in {"first.tar": 9, "second.tar": 8, "third.tar": 7, "in-use.tar": 0.1}.items():
+    for name, hours in {"env-first.tar": 9, "env-second.tar": 8, "env-third.tar": 7, "env-in-use.tar": 0.1}.items():
         (archive.parent / name).write_bytes(bytes(450))
         os.utime(archive.parent / name, (time.time() - hours * 3600,) * 2)
     read(archive)
-    assert {path.name for path in archive.parent.iterdir()} == {"third.tar", "in-use.tar", "env.tar"}
+    assert {path.name for path in archive.parent.iterdir()} == {"env-third.tar", "env-in-use.tar", archive.name}
 
 
 def test_environment_is_that_of_the_python_and_of_tf4slurm_without_the_system(environment: PythonEnvironment) -> None:

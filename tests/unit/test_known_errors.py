@@ -101,7 +101,7 @@ from tf4slurm.jobs.known_errors import explain
             "FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'",
             "TensorFlow's own SlurmClusterResolver",
         ),
-        ("FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'", "Use tf4slurm.SlurmClusterResolver"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'", "host without NVIDIA's driver"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data'", "check its path"),
         ("OSError: [Errno 7] Argument list too long: 'python'", "128 KB for each argument"),
         ("PermissionError: [Errno 13] Permission denied: '/x'", "may not be read"),

@@ -229,6 +229,8 @@ def test_agent_whose_copy_is_gone_exits_with_a_sentence(parent: Path) -> None:
         ("chmod 777 ..", "other users may rename"),
         ("chmod 770 ..", "other users may rename"),
         ("chmod 1777 ..", ""),
+        ("chmod 777 ../..", "other users may rename"),
+        ("chmod 1777 ..; chown nobody ..", "other users may rename"),
         ("chmod 777 .", ""),  # it is made private
         ("mv $PWD ../mine; ln -s mine $PWD", "is not a directory of this user"),
         ("chown nobody .", "is not a directory of this user"),

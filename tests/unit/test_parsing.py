@@ -137,6 +137,12 @@ def test_time_limit_is_parsed_as_sbatch_does(limit: str, seconds: int | None) ->
     assert parse_time_limit(limit) == seconds
 
 
+def test_ids_of_arrays_are_read_also_where_squeue_has_cut_them_off() -> None:
+    ids = ["38_2", "38_[3-9%2]", "38+1", "7_[0-98:2%4]", "7_[1,3,5,...%2]"]
+    text = "".join(f"{job_id}|PENDING|None|0:00|2:00|N/A|\n" for job_id in ids)
+    assert [entry.job_id for entry in parse_queue(text)] == ids
+
+
 GREETING = """
 *** Welcome | to | the | cluster ***
 | Maintenance | Monday | Nodes=all JobState=NEVER SubmitTime=noon NumTasks=99 Partition=none | SLURM_VERSION |
@@ -150,7 +156,7 @@ CLUSTER: fat
     ("parse", "text"),
     [
         (parse_queue, "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|n[1-2]\n18_[1-3]|PENDING|None|0:00|2:00|N/A|\n"),
-        (lambda text: parse_comments(text, "mark"), "17|(null)\n38_2|mark\n38_3|mark\n40+1|mark\n"),
+        (lambda text: parse_comments(text, "mark"), "17|(null)\n38_2|mark\n38_3|mark\n40+1|mark\n41_[0-98:2]|mark\n"),
         (parse_nodes, "debug|0/2/1/3|gpu:a100:4(S:0-1)|icelake,ib\nlow|1K/4/0/1.50K|gpu:4|(null)\n"),
         (parse_accounting, "CANCELLED by 0|0:15\nFAILED|1:0\n"),
         (parse_version, "slurm-wlm 22.05.8\n"),

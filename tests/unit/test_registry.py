@@ -115,6 +115,8 @@ def test_run_directories_of_other_users_beside_the_jobs_own_are_left_out(
     assert latest_run(find_job("17", environ)) == own
     local = register_job("train-17-2", runs, environ)
     assert local.run_directories == []
+    with pytest.raises(RunDirectoryError, match="belongs to another user"):
+        latest_run(local)
 
     assert find_job(str(planted.path), environ).run_directories == [planted]  # named explicitly
     monkeypatch.setenv("TF4SLURM_TRUST", str(runs))

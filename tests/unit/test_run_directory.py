@@ -197,3 +197,20 @@ def test_deleted_directory_is_a_run_directory_error(tmp_path: Path) -> None:
     shutil.rmtree(directory.path)
     with pytest.raises(RunDirectoryError):
         directory.write(JobFile())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_file_system_that_shows_other_owners_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS with all_squash does, or sshfs: a later process could not tell the run from another user's."""
+    mkdir = Path.mkdir
+
+    def make_for_others(path: Path, mode: int = 0o777, **options: bool) -> None:
+        mkdir(path, mode, **options)
+        os.chown(path, 65534, 65534)
+
+    monkeypatch.setattr(Path, "mkdir", make_for_others)
+    with pytest.raises(RunDirectoryError, match="as that of user 65534"):
+        RunDirectory.create(tmp_path, "digits")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("TF4SLURM_TRUST", str(tmp_path))
+    assert RunDirectory.create(tmp_path, "digits").path == tmp_path / "digits"

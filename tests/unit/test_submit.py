@@ -127,9 +127,26 @@ def test_job_on_another_cluster_is_found_with_a_variable_of_slurm(
     assert any("export SLURM_CLUSTERS=fat" in message for message in caplog.messages) is not chosen
 
 
-def test_refusal_contains_slurms_message(sbatch: Path) -> None:
-    (sbatch / "does").write_text("echo 'sbatch: error: Invalid qos' >&2; exit 1")
-    with pytest.raises(RefusedError, match="sbatch: error: Invalid qos") as refused:
+@pytest.mark.parametrize("cluster", ["#SBATCH --clusters=fat", "#SBATCH -M fat", "variable"])
+def test_job_in_doubt_is_looked_for_on_its_cluster(sbatch: Path, cluster: str) -> None:
+    (sbatch / "does").write_text(f"echo '{NO_ANSWER}' >&2; exit 1")
+    (sbatch / "bin" / "squeue").write_text(f'#!/bin/sh\necho "$SLURM_CLUSTERS" >{sbatch}/asked\n')
+    environ = {**os.environ, **({"SBATCH_CLUSTERS": "fat"} if cluster == "variable" else {})}
+    with pytest.raises(RefusedError, match="Check with squeue --me --clusters=fat before"):
+        submit_script(f"#!/bin/bash\n{cluster}\n", environ)
+    assert (sbatch / "asked").read_text() == "fat\n"
+
+
+def test_failure_without_a_message_says_so(sbatch: Path) -> None:
+    (sbatch / "does").write_text("exit 1")
+    with pytest.raises(RefusedError, match="sbatch exited with code 1:\nit wrote no error message"):
+        submit_script("", os.environ)
+
+
+@pytest.mark.parametrize("name", ["sbatch", "sbatch.real"])
+def test_refusal_contains_slurms_message(sbatch: Path, name: str) -> None:
+    (sbatch / "does").write_text(f"echo '{name}: error: Invalid qos' >&2; exit 1")
+    with pytest.raises(RefusedError, match=f"{name}: error: Invalid qos") as refused:
         submit_script("", os.environ)
     assert (refused.value.exit_code, refused.value.returncode, refused.value.may_be_queued) == (4, 1, False)
 

@@ -47,6 +47,6 @@ def check_bindable(paths: Sequence[Path], command: Sequence[str]) -> None:
         if {",", ":"} & set(str(path)):
             raise CommandError(
                 f'A container cannot have the directory {str(path)!r}: --bind of Apptainer separates paths by "," and '
-                '":". Rename it, or choose another working directory or --runs-directory.',
+                '":". Rename it, or choose another working directory, --name or --runs-directory.',
                 command=command,
             )

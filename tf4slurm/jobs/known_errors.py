@@ -79,9 +79,13 @@ _KNOWN = (
     ),
     (
         # Produced with TensorFlow 2.21 on a host without nvidia-smi. Our class derives from TensorFlow's.
-        r"^(?![\s\S]*tf4slurm/tensorflow/resolver\.py)[\s\S]*cluster_resolver/slurm_cluster_resolver\.py"
-        r"|No such file or directory: 'nvidia-smi'",
+        r"^(?![\s\S]*tf4slurm/tensorflow/resolver\.py)[\s\S]*cluster_resolver/slurm_cluster_resolver\.py",
         RESOLVER,
+    ),
+    (
+        r"^(?![\s\S]*slurm_cluster_resolver\.py)[\s\S]*No such file or directory: 'nvidia-smi'",
+        "The script calls nvidia-smi on a host without NVIDIA's driver. Look for the program first (shutil.which), or "
+        "run the script on hosts with GPUs only.",
     ),
     (
         r"Could not start gRPC server",

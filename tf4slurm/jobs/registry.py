@@ -23,7 +23,7 @@ from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
 from tf4slurm.options import did_you_mean, nearest
 from tf4slurm.system.directories import make_directories, user_directory
 from tf4slurm.system.files import replacing
-from tf4slurm.system.trusted_files import check_trusted, is_owned_by, read_trusted
+from tf4slurm.system.trusted_files import TRUST, check_trusted, is_owned_by, read_trusted
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,11 @@ def latest_run(job: KnownJob) -> RunDirectory:
     if runs:
         return runs[-1]
     path = str(Path(job.runs_directory) / job.name)
+    if os.path.lexists(path):
+        text = (
+            f"The run directory {path!r} belongs to another user, not to you: add it to {TRUST} if you trust that user."
+        )
+        raise RunDirectoryError(text, path=path)
     raise RunDirectoryError(
         f"The job {job.name!r} has no run directory: {path!r} does not exist. The job has not started yet, or the "
         "directory was moved or deleted. Wait for the start, or give the path of the directory.",

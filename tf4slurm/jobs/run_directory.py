@@ -50,7 +50,7 @@ from tf4slurm.jobs.schema import (
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.files import replacing
-from tf4slurm.system.trusted_files import read_trusted
+from tf4slurm.system.trusted_files import TRUST, is_owned_by, read_trusted
 from tf4slurm.system.typed_json import read_lines, to_json
 
 TIMES_SUFFIX = ".times"
@@ -79,6 +79,7 @@ class RunDirectory:
             try:
                 make_parent(parent)
                 path.mkdir(mode=0o700)
+                _check_owner(path)
                 (path / "logs").mkdir(mode=0o700)
                 _reserve_result(path)
             except FileExistsError:
@@ -271,6 +272,18 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirectoryError(f"{str(path)!r} cannot be written: {error.strerror}.", path=str(path)) from error
+
+
+def _check_owner(path: Path) -> None:
+    """Check that the file system shows a new run directory as this user's; later, others' are left out."""
+    if not is_owned_by(os.getuid(), path):
+        owner = path.stat().st_uid
+        path.rmdir()
+        raise RunDirectoryError(
+            f"The file system shows the new run directory {str(path)!r} as that of user {owner}, so that it looks like "
+            f"another user's. Choose another --runs-directory, or add {str(path.parent)!r} to {TRUST}.",
+            path=str(path),
+        )
 
 
 def _cannot_create(path: Path, reason: str | None) -> RunDirectoryError:

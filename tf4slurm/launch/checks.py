@@ -98,7 +98,7 @@ def check_command(spec: JobSpec) -> None:
     if spec.container:
         if "://" not in spec.container and not os.path.exists(spec.container):
             raise CommandError(f"The image {spec.container!r} of --container does not exist.", command=spec.command)
-        check_bindable((Path.cwd(), spec.runs_directory.absolute()), spec.command)
+        check_bindable((Path.cwd(), spec.runs_directory.absolute() / spec.name), spec.command)
         return
     _check_program(spec.command)
     if spec.data_workers:

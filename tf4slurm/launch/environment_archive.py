@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import IO, NamedTuple
 
 from tf4slurm.errors import LaunchError
 from tf4slurm.system.files import DRAFT_SUFFIX, replacing
+from tf4slurm.system.program import read_line
 from tf4slurm.system.trusted_files import private_directory
 
 CACHE_BYTES = 32 * 2**30
@@ -88,7 +88,7 @@ def find_environment(python: str, environ: Mapping[str, str]) -> PythonEnvironme
         done = subprocess.run(
             command, check=True, capture_output=True, stdin=subprocess.DEVNULL, env=environ, timeout=_QUERY_SECONDS
         )
-        prefix, base, paths, packages = json.loads(done.stdout)
+        prefix, base, paths, packages = read_line(done.stdout.decode(errors="replace"), "[")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise LaunchError(f"{program} does not say where its modules are: {error}", command=command) from error
     paths += sys.path
@@ -183,7 +183,7 @@ def _is_own(archive: Path) -> bool:
 def _remove_unused(directory: Path, num_bytes: int) -> None:
     """Remove drafts of dead jobs, old archives, and those that leave no space for `num_bytes` in the cache."""
     found = []
-    for path in directory.iterdir():
+    for path in (*directory.glob("env-*.tar"), *directory.glob(f".env-*{DRAFT_SUFFIX}")):
         with contextlib.suppress(OSError):
             found.append((path.lstat().st_mtime, path.lstat().st_size, path))
     for used_at, size, path in sorted(found, reverse=True):

@@ -28,8 +28,14 @@ parent=$1 name=$2 needed=$3 limit=$4 in_use=$5 unused=$6
 error=$(mkdir -p "$parent" 2>&1) || answer "error: $error"
 [ ! -L "$parent" ] && cd "$parent" && [ -O . ] && chmod 700 . ||
   answer "error: $parent is not a directory of this user"
-[ -z "$(find .. -maxdepth 0 ! -perm -1000 \( -perm -0020 -o -perm -0002 \))" ] ||
-  answer "error: other users may rename $parent: chmod +t its parent, or choose another --stage-directory"
+is_safe() (  # no other user may rename this directory, or one above
+  while [ "$(pwd -P)" != / ]; do
+    cd -P .. || exit
+    [ -n "$(find . -maxdepth 0 \( -user 0 -o -user "$(id -u)" \) \
+      \( -perm -1000 -o ! -perm -0020 ! -perm -0002 \))" ] || exit
+  done
+)
+is_safe || answer "error: other users may rename $parent or a directory above: choose another --stage-directory"
 
 copies() { ls -1dtr env-*/ 2>/dev/null | tr -d /; }  # the least recently used first
 is_older() { [ -n "$(find "$1" -maxdepth 0 -mmin "+$2" 2>/dev/null)" ]; }
@@ -105,7 +111,7 @@ copy's that the archive's files belong in.
 """
 
 LOCK_AND_RUN = r"""
-command exec 9<"$0" && flock -s 9 && [ -e "$0/.complete" ] && exec "$@"
+command exec 9<"$0" && flock -s 9 && [ -O "$0" ] && [ -e "$0/.complete" ] && exec "$@"
 echo "tf4slurm: $0, this node's copy of the environment, is gone. Start the job again." >&2
 exit 1
 """

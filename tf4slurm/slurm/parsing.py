@@ -22,7 +22,7 @@ ENDED_STATES = {
 """Slurm's states of ended jobs, each with tf4slurm's state."""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
-_JOB_ID = re.compile(r"\d+[\d_+\[\],%-]*")  # also 38_2, 38_[3-9%2] and 38+1
+_JOB_ID = re.compile(r"\d+(_\d+|_\[[\d,:.%-]*\]|\+\d+)?")  # also 38_2, 38+1, 38_[0-98:2%4], cut off: 38_[1,3,5,...]
 _STATE = re.compile(r"[A-Z_]+")
 _ACCOUNTING_LINE = re.compile(r"^(?P<state>[A-Z_]+)\+?( by \d+)?\|(?P<codes>\d+:\d+)\s*$", re.MULTILINE)
 _REASONS = {

@@ -37,7 +37,8 @@ _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
 _JOB_ID = re.compile(r"^(?P<job_id>\d+)(;(?P<cluster>\S+))?[ \t\r]*$", re.MULTILINE)  # sbatch --parsable
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts abbreviations
-_SBATCH_LINE = re.compile(r"^sbatch: (?:error: )?(.*)$", re.MULTILINE)
+_SBATCH_LINE = re.compile(r"^[\w.-]*sbatch[\w.-]*: (?:error: )?(.*)$", re.MULTILINE)  # a wrapper calls a renamed one
+_CLUSTERS = re.compile(r"^#SBATCH (?:--cl[a-z]*[= ]|-M ?)(\S+)", re.MULTILINE)
 # slurm_errno.h: the request may have reached the controller, but the answer did not come back.
 _NO_ANSWER = re.compile(
     r"timed out|Zero Bytes were transmitted|Unable to contact slurm controller|Unexpected message received"
@@ -145,15 +146,18 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
     """
     comment = "" if _OWN_COMMENT.search(text) else f"tf4slurm-{secrets.token_hex(8)}"
     command = ("sbatch", "--parsable", *([f"--comment={comment}"] if comment else []))
+    clusters = match[1] if (match := _CLUSTERS.search(text)) else environ.get("SBATCH_CLUSTERS")
+    queue = {**environ, "SLURM_CLUSTERS": clusters} if clusters else environ
     try:
         done = _run(command, text, environ, directory)
     except RefusedError as error:
         is_refusal = _is_refusal(error)
-        job_id = _find_submitted(comment, environ, str(error), is_expected=not is_refusal)
+        job_id = _find_submitted(comment, queue, str(error), is_expected=not is_refusal)
         if job_id is None and is_refusal:
             raise
         if job_id is None:
-            raise _unknown_submission(str(error), comment, command, error.returncode, error.stderr) from error
+            raise _unknown_submission(error, comment, clusters) from error
+        _warn_of_other_cluster(clusters, environ)
         return job_id
     if done.stderr.strip():
         logger.warning("%s", done.stderr.strip())
@@ -162,11 +166,13 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
         _warn_of_other_cluster(answers[0]["cluster"], environ)
         return str(answers[0]["job_id"])
     what = f"sbatch exited with code 0, but did not print one job id: {done.stdout[-300:]!r}."
-    job_id = _find_submitted(comment, environ, what, is_expected=True)
+    job_id = _find_submitted(comment, queue, what, is_expected=True)
     if job_id is None and answers:  # a site's greeting has a line of digits, and comes first
         job_id = str(answers[-1]["job_id"])
     if job_id is None:
-        raise _unknown_submission(what, comment, command, 0, done.stderr)
+        unclear = RefusedError(what, command=command, returncode=0, stderr=done.stderr)
+        raise _unknown_submission(unclear, comment, clusters)
+    _warn_of_other_cluster(clusters, environ)
     return job_id
 
 
@@ -194,12 +200,17 @@ def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_e
     return None
 
 
-def _unknown_submission(
-    what: str, comment: str, command: tuple[str, ...], returncode: int, stderr: str
-) -> RefusedError:
+def _unknown_submission(error: RefusedError, comment: str, clusters: str | None) -> RefusedError:
     why = f"squeue shows no job with the comment {comment}" if comment else "the job has a comment of its own"
-    text = f"It is unknown whether Slurm accepted the job: {why}. Check with squeue --me before you submit again."
-    return RefusedError(f"{what}\n{text}", command=command, returncode=returncode, stderr=stderr, may_be_queued=True)
+    squeue = f"squeue --me --clusters={clusters}" if clusters else "squeue --me"
+    text = f"It is unknown whether Slurm accepted the job: {why}. Check with {squeue} before you submit again."
+    return RefusedError(
+        f"{error}\n{text}",
+        command=error.command,
+        returncode=error.returncode,
+        stderr=error.stderr,
+        may_be_queued=True,
+    )
 
 
 def _warn_of_other_cluster(cluster: str | None, environ: Mapping[str, str]) -> None:
@@ -238,7 +249,8 @@ def _run(
         elif error.returncode < 0:
             kind, message = RefusedError, str(error)
         else:
-            kind, message = RefusedError, f"{command[0]} exited with code {error.returncode}:\n{error.stderr.strip()}"
+            words = error.stderr.strip() or "it wrote no error message"
+            kind, message = RefusedError, f"{command[0]} exited with code {error.returncode}:\n{words}"
         raise kind(message, command=command, returncode=error.returncode, stderr=error.stderr) from error
 
 

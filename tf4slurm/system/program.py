@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import json
 import logging
 import os
 import subprocess
@@ -142,3 +143,16 @@ def read_output(*command: str, timeout_seconds: float = 20.0) -> str | None:
         )
         return done.stdout.decode(errors="replace")
     return None
+
+
+def read_line(output: str, begin: str) -> Any:
+    """Return the JSON value in the last line that starts with `begin`. A site's Python may print other lines.
+
+    Raises:
+        ValueError: No such line has a JSON value.
+    """
+    for line in reversed(output.splitlines()):
+        if line.startswith(begin):
+            with contextlib.suppress(ValueError):
+                return json.loads(line)
+    raise ValueError(f"no line of its output is an answer: {output[-300:]!r}")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from tf4slurm.system.program import read_output
+from tf4slurm.system.program import read_line, read_output
 
 COMMIT_FILE = ".tf4slurm-commit"
 """The file of a snapshot that names the commit."""
@@ -36,11 +36,9 @@ def read_versions(python: str) -> dict[str, str]:
     Empty if this Python does not answer.
     """
     output = read_output(python, "-c", _VERSIONS) if python else None
-    for line in (output or "").splitlines():
-        if line.startswith("{"):  # the site's Python may print other lines
-            with contextlib.suppress(ValueError):
-                found: dict[str, str] = json.loads(line)
-                return found
+    with contextlib.suppress(ValueError):
+        found: dict[str, str] = read_line(output or "", "{")
+        return found
     return {}
 
 
