@@ -41,12 +41,12 @@ DATASET = tf.data.Dataset
     [
         (
             lambda: DATASET.from_tensor_slices((ARRAY, OTHER)),
-            "The dataset function uses arrays of 36 kB, but TensorFlow can send at most 30 kB to a worker. The "
-            "largest: 24 kB (float64 300×10), 12 kB (float32 300×10). Let the workers read files",
+            "The dataset function uses arrays of 36 kB, but a function of TensorFlow can have at most 30 kB. The "
+            "largest: 24 kB (float64 300×10), 12 kB (float32 300×10). Read files",
         ),
         (
             lambda: DATASET.range(3).map(lambda i: tf.constant(OTHER)[i] + tf.constant(2 * OTHER)[i]),
-            "24 kB (float64 300×10), 24 kB (float64 300×10). Let",
+            "24 kB (float64 300×10), 24 kB (float64 300×10). Read",
         ),
         (lambda: DATASET.from_tensor_slices(TEXTS), "40 kB (string 2)"),
         (lambda: DATASET.from_tensors(tf.concat([CAPTURED] * 3, 0)), None),
@@ -79,9 +79,7 @@ def test_single_array_that_tensorflow_refuses_is_named() -> None:
 
     array = np.zeros((562_500, 1000), np.float32)  # no page of it is in memory
     with (
-        pytest.raises(
-            TrainingError, match=r"at most 2\.13 GB to a worker. The largest: 2\.25 GB \(float32 562500×1000\)"
-        ),
+        pytest.raises(TrainingError, match=r"at most 2\.13 GB. The largest: 2\.25 GB \(float32 562500×1000\)"),
         explain_large_array("The dataset function"),
     ):
         graph_of(lambda: DATASET.from_tensor_slices(array))
@@ -91,21 +89,34 @@ def test_single_array_that_tensorflow_refuses_is_named() -> None:
 def test_array_of_the_call_that_fails_is_named() -> None:
     from tf4slurm.tensorflow.constants import explain_large_array
 
-    def make() -> None:
-        _ = np.concatenate([ARRAY] * 3)
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def make_tensor_proto(values: Any) -> None:
+        """Fails as TensorFlow's function of this name."""
         raise ValueError("too large")
+
+    def make() -> None:
+        make_tensor_proto(np.concatenate([ARRAY] * 3))
 
     with pytest.raises(TrainingError, match=r"36 kB \(float32 900×10\)"), explain_large_array("The dataset function"):
         graph_of(make)
 
 
-def test_other_error_of_a_dataset_function_is_unchanged() -> None:
+def test_step_with_a_large_array_is_copied_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tf4slurm.tensorflow.constants import max_copies
+
+    monkeypatch.setattr("tf4slurm.tensorflow.constants.MAX_BYTES", LIMIT)
+    assert max_copies(graph_of(lambda: tf.reduce_sum(tf.constant(ARRAY))).get_operations()) == 2
+    assert max_copies(graph_of(lambda: tf.size(tf.constant(TEXTS))).get_operations()) == 1
+
+
+def test_other_error_of_a_dataset_function_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     from tf4slurm.tensorflow.constants import explain_large_array
 
     def make() -> None:
-        _ = ARRAY
+        _ = np.concatenate([ARRAY] * 3)
         raise ValueError("other")
 
+    monkeypatch.setattr("tf4slurm.tensorflow.constants.MAX_BYTES", LIMIT)
     with pytest.raises(ValueError, match="other"), explain_large_array("The dataset function"):
         graph_of(make)
 

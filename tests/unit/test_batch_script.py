@@ -172,7 +172,7 @@ def catches(process_id: int, number: int) -> bool:
 def test_script_with_epilogue_keeps_exit_code_and_forwards_signals(tmp_path: Path) -> None:
     program = tmp_path / "tf4slurm"
     program.write_text(
-        f'#!/bin/bash\nfor name in INT USR1; do trap "echo $name >>{tmp_path}/signals" $name; done\n'
+        f'#!/bin/bash\nfor name in INT USR1 ALRM XCPU; do trap "echo $name >>{tmp_path}/signals" $name; done\n'
         f"trap 'exit 9' TERM\ntouch {tmp_path}/up\nfor _ in $(seq 600); do sleep 0.05; done\n"
     )
     program.chmod(0o755)
@@ -181,8 +181,8 @@ def test_script_with_epilogue_keeps_exit_code_and_forwards_signals(tmp_path: Pat
     bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
     try:
         assert wait_until((tmp_path / "up").exists, 10)
-        assert wait_until(lambda: catches(bash.pid, signal.SIGUSR2), 10)  # the last trap of the script
-        for number in (signal.SIGINT, signal.SIGUSR1):
+        assert wait_until(lambda: catches(bash.pid, signal.SIGXCPU), 10)  # the last trap of the script
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, signal.SIGXCPU):
             bash.send_signal(number)
             name = number.name.removeprefix("SIG")
             assert wait_until(lambda name=name: name in words_of(tmp_path / "signals"), 10)  # type: ignore[misc]
@@ -191,7 +191,7 @@ def test_script_with_epilogue_keeps_exit_code_and_forwards_signals(tmp_path: Pat
     finally:
         bash.kill()
         bash.wait()
-    assert words_of(tmp_path / "signals") == ["INT", "USR1", "after"]
+    assert words_of(tmp_path / "signals") == ["INT", "USR1", "ALRM", "XCPU", "after"]
 
 
 def words_of(path: Path) -> list[str]:

@@ -96,3 +96,16 @@ def test_progress_bar_is_folded_on_the_terminal_and_in_the_file(tmp_path: Path) 
     assert lines[-1] == "2000/2000"
     assert terminal.getvalue() == "".join(f"worker/0 | {line}\n" for line in lines)
     assert tail == tuple(lines[-20:])
+
+
+def test_last_text_of_a_line_is_in_the_file_if_its_end_is_read_after_the_close(tmp_path: Path) -> None:
+    """A process that the child has left behind keeps the pipe open: the agent closes the log before its end."""
+    terminal = io.StringIO()
+    writer = LineWriter(terminal)
+    log = ChildLog(tmp_path / "logs/chief-0.1.log", "chief/0", writer)
+    log.write(b"10%\r57% fatal: out of memory")
+    assert log.close() == ("10%", "57% fatal: out of memory")
+    log.write(b"")
+    writer.close()
+    assert (tmp_path / "logs/chief-0.1.log").read_text() == "10%\n57% fatal: out of memory"
+    assert terminal.getvalue() == "chief/0 | 10%\nchief/0 | 57% fatal: out of memory\n"

@@ -21,7 +21,7 @@ from tests.faults.disk import unresponsive_disk
 from tests.processes import wait_until
 from tf4slurm.system import exec_child
 from tf4slurm.system.child_process import Child
-from tf4slurm.system.proc import find_children, find_descendants, find_own_children, read_stat, signal_process
+from tf4slurm.system.proc import find_children, find_descendants, find_others, read_stat, signal_process
 
 PYTHON = sys.executable
 
@@ -432,7 +432,7 @@ def test_children_from_before_a_job_are_no_descendants_of_it() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as before:
         assert before.stdout is not None
         grandchild = int(before.stdout.readline())
-        others = find_own_children()
+        others = find_others()
         with subprocess.Popen(["sleep", "300"], start_new_session=True) as child:
             try:
                 everything, of_the_job = find_descendants(), find_descendants(others=others)
@@ -441,6 +441,7 @@ def test_children_from_before_a_job_are_no_descendants_of_it() -> None:
                 os.killpg(before.pid, signal.SIGKILL)
     assert {before.pid, grandchild, child.pid} <= {each.process_id for each in everything}
     assert {before.pid, grandchild} & {each.process_id for each in of_the_job} == set()
+    assert {before.pid, grandchild} <= {process_id for process_id, _ in others}  # also if the grandchild is adopted
     assert child.pid in {each.process_id for each in of_the_job}
 
 

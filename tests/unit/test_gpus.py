@@ -149,6 +149,13 @@ def test_variables_that_select_among_amd_devices_count_from_0(
     assert hidden == dict.fromkeys(names, "-1")
 
 
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+def test_variable_that_a_user_has_set_for_hip_is_not_divided(tmp_path: Path, name: str) -> None:
+    first = step(0, **{name: "0,1,2,3", "HIP_VISIBLE_DEVICES": "0"})
+    found = gpu_environ(first.visible_devices, 4, 0, [True, True], 2, devices=tmp_path)
+    assert found == {name: "0,1"}
+
+
 def test_single_variable_of_an_amd_host_is_kept(tmp_path: Path) -> None:
     (tmp_path / "kfd").touch()
     lists = {"CUDA_VISIBLE_DEVICES": ("2", "3")}

@@ -85,9 +85,19 @@ def test_submodule_that_is_no_checkout_is_refused_unless_it_is_empty(with_submod
     assert not (target / "libs/outer/outer.py").exists()
     shutil.rmtree(target)
     (with_submodules / "libs/outer/outer.py").write_text("by hand")
-    with pytest.raises(OptionError, match=r"the submodule '.*/libs/outer', which is no checkout\. Run git submodule"):
+    with pytest.raises(OptionError, match=r"/libs/outer': git .* is no checkout: run git submodule update"):
         take_snapshot("git", with_submodules, target, ("python", "train.py"))
     assert not target.exists()
+
+
+def test_directory_in_the_place_of_a_tracked_link_is_refused_without_advice_to_empty_it(source: Path) -> None:
+    (source / "data").symlink_to("model")
+    run_git(source, "add", ".")
+    (source / "data").unlink()
+    (source / "data").mkdir()
+    (source / "data" / "images").touch()
+    with pytest.raises(OptionError, match=r"/data': git tracks a file or link, where .*: run git add or git rm\."):
+        take_snapshot("git", source, source / "runs" / "train.code")
 
 
 @pytest.mark.parametrize("kind", ["git", "copy"])

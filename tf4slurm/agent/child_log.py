@@ -69,6 +69,7 @@ class ChildLog:
         self._file: BinaryIO | None = None
         self._times: BinaryIO | None = None
         self._timed_at = float("-inf")
+        self._is_closed = False
         try:
             make_directories(path.parent, 0o700)
             self._file = open_to_append(path)
@@ -79,7 +80,8 @@ class ChildLog:
     def write(self, data: bytes) -> None:
         """Write output; empty `data` marks its end. A stalled file system blocks this call, not the agent."""
         kept = self._filter.filter(data) if data else self._filter.finish()
-        self._show(self._splitter.split(kept))
+        if data or not self._is_closed:
+            self._show(self._splitter.split(kept))
         if kept and self._file is not None:
             try:
                 self._note_time(self._file)
@@ -107,8 +109,9 @@ class ChildLog:
             self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
     def close(self) -> tuple[str, ...]:
-        """Finish the last line; return the last lines."""
-        self._show([*self._splitter.split(self._filter.finish()), *self._splitter.finish()])
+        """Show the last line; return the last lines. The thread that reads the output may still write to the file."""
+        self._is_closed = True
+        self._show([*self._splitter.split(self._filter.withheld), *self._splitter.finish()])
         return self._tail.to_tuple()
 
     def _show(self, lines: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import query_resources
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec import JobSpec
-from tf4slurm.system.exec_child import STOP_SIGNALS
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 from tf4slurm.system.proc import adopt_orphans
 from tf4slurm.system.threads import in_thread
 from tf4slurm.system.versions import read_commit, read_versions
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU)  # sbatch --signal=B:ALRM names one of the last two
 _LOOPBACK = "127.0.0.1"
 _CLOSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning

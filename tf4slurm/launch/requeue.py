@@ -17,7 +17,7 @@ from tf4slurm.slurm.commands import exclude_nodes, forbid_requeue, query_job, re
 
 logger = logging.getLogger(__name__)
 
-_USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal; no scheduler sends these signals
+_USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Requeue:
     def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
         """Return why a stopped job is requeued: "preemption" or "time limit"; None if it is not requeued."""
         if exit_code in {128 + number for number in _USER_SIGNALS}:
+            if exit_code == 128 + signal.SIGHUP:
+                logger.warning("the job is not requeued after SIGHUP: let --signal send USR1 or TERM")
             return None
         try:
             job = query_job(self._slurm_id)

@@ -26,7 +26,7 @@ from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import PR_SET_PDEATHSIG
 from tf4slurm.system.exec_limits import explain_too_long
 from tf4slurm.system.output import LineSplitter
-from tf4slurm.system.proc import NO_OTHERS, Others, find_own_children, kill_descendants
+from tf4slurm.system.proc import NO_OTHERS, Others, find_others, kill_descendants
 from tf4slurm.system.threads import in_thread
 from tf4slurm.system.variables import RANK_VARIABLE
 
@@ -91,7 +91,7 @@ class LocalSpawner:
     def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Fork the agents. Call this while the process is single-threaded and has no event loop."""
         self._environ = environ
-        self.others = find_own_children()
+        self.others = find_others()
         try:
             self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
         except OSError as error:

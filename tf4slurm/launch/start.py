@@ -17,7 +17,7 @@ from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
-from tf4slurm.launch.launcher import LAUNCHER_SIGNALS, Launcher
+from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter, Result
 from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
@@ -26,6 +26,7 @@ from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.commands import query_allocation
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step
 from tf4slurm.spec import JobSpec
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,9 @@ from tf4slurm.errors import PlacementError
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """The variables that hide all GPUs from a process."""
 
+_OFTEN_OF_THE_USER = "HIP_VISIBLE_DEVICES"
+"""A variable that counts only with a list that Slurm gave: users set it in their profiles."""
+
 _AMD_DEVICES = "ROCR_VISIBLE_DEVICES"
 _AMD_NUMBERS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """HIP and OpenCL read these, as positions among the devices that ROCR_VISIBLE_DEVICES leaves, which is read first
@@ -58,6 +61,8 @@ def gpu_environ(
         _share((), 0, sum(sees_gpus), per_task)  # raises PlacementError: there are no devices
     environ = {}
     for variable, visible in visible_devices.items():
+        if variable == _OFTEN_OF_THE_USER and list(visible_devices.values()).count(visible) == 1:
+            continue
         if is_list_of_one_task(visible, gpus_on_node):
             share = _share(visible, 0, 1, per_task)
         else:

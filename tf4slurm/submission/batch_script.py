@@ -13,6 +13,7 @@ from tf4slurm.cluster import Task, fill_in, placeholders_in
 from tf4slurm.errors import OptionError
 from tf4slurm.placement import PACK, SPREAD, parse_roles
 from tf4slurm.slurm.parsing import parse_time_limit
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 
 _SIGNAL_BEFORE_LIMIT = "USR1@120"  # the default with --requeue
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
@@ -22,7 +23,7 @@ _SIGNAL = re.compile(r"(?P<target>[RB]+:)?\w+(@\d+)?")
 _WARNING_SECONDS = 60  # Slurm's default for --signal; also, Slurm may send a signal this much earlier
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_SIGNALS = ("HUP", "INT", "TERM", "USR1", "USR2")
+_SIGNALS = sorted(number.name.removeprefix("SIG") for number in LAUNCHER_SIGNALS)
 _STOP = "exit 3"  # EXIT_PREFLIGHT
 
 

@@ -89,18 +89,18 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 def _tracked_files(source: Path) -> list[str]:
     """Return the tracked files and links that exist, with those of submodules."""
     names = []
+    submodules = {entry.partition("\t")[2] for entry in _list_files(source, "--stage") if entry.startswith("160000 ")}
     for name in _list_files(source, "--cached"):
         path = source / name
         if path.is_symlink() or path.is_file():
             names.append(name)
-        elif (path / ".git").exists():
+        elif name in submodules and (path / ".git").exists():
             names += [f"{name}/{inner}" for inner in _tracked_files(path)]
         elif path.is_dir() and any(path.iterdir()):
-            raise OptionError(
-                f"git does not list the files of the submodule {str(path)!r}, which is no checkout. Run git submodule "
-                f"update --init, or empty it. {_COPY}",
-                option="snapshot",
-            )
+            why = "tracks a file or link, where there is now a directory: run git add or git rm"
+            if name in submodules:
+                why = "does not list the files of this submodule, which is no checkout: run git submodule update --init"
+            raise OptionError(f"{str(path)!r}: git {why}. {_COPY}", option="snapshot")
     return names
 
 

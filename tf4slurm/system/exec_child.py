@@ -16,6 +16,9 @@ import sys
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """If any process of a job receives one, the whole job saves and stops. Slurm sends them to every process."""
 
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU)
+"""The signals at which a launcher stops its job. sbatch --signal=B:ALRM names one of the last two."""
+
 _OTHER_NAMES = ("SIGQUIT", "SIGALRM", "SIGXCPU", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
 OTHER_SIGNALS = tuple(getattr(signal, name) for name in _OTHER_NAMES if hasattr(signal, name))
 """Signals that end a process by default and are no stop requests.

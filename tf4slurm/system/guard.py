@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
 from tf4slurm.system.exec_child import OTHER_SIGNALS, PR_SET_PDEATHSIG, STOP_SIGNALS
-from tf4slurm.system.proc import Others, adopt_orphans, find_own_children, kill_descendants
+from tf4slurm.system.proc import Others, adopt_orphans, find_others, find_own_children, kill_descendants
 
 if TYPE_CHECKING:
     import asyncio
@@ -67,7 +67,7 @@ def start_guard(*, is_in_terminal: bool = False) -> None:
     """
     if sys.platform != "linux":
         return
-    guard, others = os.getpid(), find_own_children()
+    guard, others = os.getpid(), find_others()
     agent = os.fork()
     if agent:
         _guard(agent, others)

@@ -175,9 +175,14 @@ class ProgressFilter:
         self._kept_at, self._overwritten, self._is_begun, self._is_kept = now, b"", False, True
         return text + b"\n"
 
+    @property
+    def withheld(self) -> bytes:
+        """The last text of an incomplete last line."""
+        return self._text if self._text.strip() else self._overwritten
+
     def finish(self) -> bytes:
         """Return the last text of an incomplete last line."""
-        rest = self._text if self._text.strip() else self._overwritten
+        rest = self.withheld
         self._begin_line()
         return rest
 

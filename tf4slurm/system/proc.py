@@ -108,6 +108,11 @@ def reap_orphans(own_child: int) -> None:
                     os.waitpid(each, os.WNOHANG)
 
 
+def find_others() -> Others:
+    """Return the descendants of this process before the job, which are not the job's; none without /proc."""
+    return find_own_children() | {(each.process_id, each.start_ticks) for each in find_descendants()}
+
+
 def find_own_children() -> Others:
     """Return the children of this process, including zombies; none on a system without /proc."""
     return frozenset((each.process_id, each.start_ticks) for each in _children_by_parent().get(os.getpid(), ()))
@@ -119,19 +124,18 @@ def find_descendants(*, with_own_group: bool = True, others: Others = NO_OTHERS)
     Args:
         with_own_group: Include the programs that other code of this process has started: they are in its process group,
             which a child of an agent and the child's descendants leave.
-        others: Children that this process had before the job. They and their descendants are left out.
+        others: What `find_others` returned before the job. They and their later descendants are left out.
     """
     children = _children_by_parent()
     children[os.getpid()] = [
-        each
-        for each in children.get(os.getpid(), [])
-        if (with_own_group or each.group_id != os.getpgrp()) and (each.process_id, each.start_ticks) not in others
+        each for each in children.get(os.getpid(), []) if with_own_group or each.group_id != os.getpgrp()
     ]
     found: list[ProcessStat] = []
     parents = [os.getpid()]
     for parent in parents:
-        found += children.get(parent, [])
-        parents += [each.process_id for each in children.get(parent, [])]
+        own = [each for each in children.get(parent, []) if (each.process_id, each.start_ticks) not in others]
+        found += own
+        parents += [each.process_id for each in own]
     return [each for each in found if each.state != "Z"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -21,6 +21,7 @@ from tf4slurm.jobs.formatting import format_bytes, format_list
 MAX_BYTES = 2**31 - 2**24
 """The largest message of protobuf, 2 GiB, less 16 MiB for the rest of the graph."""
 
+_REFUSES = "make_tensor_proto"  # the function of TensorFlow that raises the error for one large array
 _MOST_ARRAYS = 5
 _LARGE_SHARE = 0.01  # of the total
 
@@ -56,7 +57,7 @@ def check_arrays(subject: str, graph: Any) -> None:
     captures is a message of its own.
     """
     called = [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
-    constants = [array for each in (graph, *called) for array in _constants_of(each)]
+    constants = [array for each in (graph, *called) for array in _constants_of(each.get_operations())]
     captured = [_describe(tensor) for tensor, _ in graph.captures if isinstance(tensor, tf.Tensor)]
     for arrays in (constants, *([array] for array in captured)):
         if sum(array.num_bytes for array in arrays) > MAX_BYTES:
@@ -77,8 +78,14 @@ def check_datasets_of(coordinator: Any) -> None:
     coordinator.create_per_worker_dataset = lambda dataset_fn: create_per_worker_dataset(coordinator, dataset_fn)
 
 
-def _constants_of(graph: Any) -> Iterator[_Array]:
-    for operation in graph.get_operations():
+def max_copies(operations: Iterable[Any]) -> int:
+    """Return how many copies of these operations, with their constants, a graph can have; at least 1."""
+    num_bytes = sum(array.num_bytes for array in _constants_of(operations))
+    return max(1, MAX_BYTES // max(num_bytes, 1))
+
+
+def _constants_of(operations: Iterable[Any]) -> Iterator[_Array]:
+    for operation in operations:
         if operation.type == "Const":
             array = _describe(operation.outputs[0])
             is_text = array.dtype == "string"
@@ -90,11 +97,13 @@ def _describe(tensor: Any) -> _Array:
 
 
 def _find_refused_array(error: BaseException) -> Any:
-    """Return the largest array of the call that raised the error; AutoGraph's copy of an error has it as context."""
+    """Return the array that TensorFlow has refused; AutoGraph's copy of its error has that one as context."""
     while error.__context__ is not None:
         error = error.__context__
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    arrays = [value for value in frames[-1].f_locals.values() if isinstance(value, np.ndarray)] if frames else []
+    if not frames or frames[-1].f_code.co_name != _REFUSES:
+        return None  # an error of the user's function
+    arrays = [value for value in frames[-1].f_locals.values() if isinstance(value, np.ndarray)]
     return max(arrays, key=lambda array: array.nbytes, default=None)
 
 
@@ -102,8 +111,8 @@ def _refuse(subject: str, arrays: Sequence[_Array], cause: Exception | None = No
     total = sum(array.num_bytes for array in arrays)
     largest = [str(array) for array in sorted(arrays, reverse=True) if array.num_bytes >= _LARGE_SHARE * total]
     raise TrainingError(
-        f"{subject} uses arrays of {format_bytes(total)}, but TensorFlow can send "
-        f"at most {format_bytes(MAX_BYTES)} to a worker. The largest: {format_list(largest, _MOST_ARRAYS)}. Let the "
-        "workers read files (tf4slurm.tensorflow.worker_files) or the tf.data service (tf4slurm.data_service). Or call "
-        "tf.numpy_function in the dataset: it runs in the chief, which then sends every element."
+        f"{subject} uses arrays of {format_bytes(total)}, but a function of TensorFlow can have "
+        f"at most {format_bytes(MAX_BYTES)}. The largest: {format_list(largest, _MOST_ARRAYS)}. Read "
+        "files in the function (tf4slurm.tensorflow.worker_files), or use the tf.data service (tf4slurm.data_service). "
+        "Or call tf.numpy_function in the dataset: it runs in the chief, which then sends every element."
     ) from cause

@@ -15,7 +15,7 @@ from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.script_shards import DataShards, Shard
 from tf4slurm.tensorflow.checkpoints import Checkpoints
-from tf4slurm.tensorflow.constants import check_arrays
+from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import FunctionStep
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
@@ -151,10 +151,11 @@ class _ShardClosure:
         self._train_rows = tf.function(lambda rows: self._train(tf.data.Dataset.range(*tf.unstack(rows))), [rows])
 
     def schedule(self, shard: Shard) -> Any:
-        if shard.files:
-            return self.coordinator.schedule(self._train_files, args=(tf.constant(shard.files),))
-        rows = (shard.rows.start, shard.rows.stop, shard.rows.step)
-        return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
+        with explain_large_array("The function of a shard"):
+            if shard.files:
+                return self.coordinator.schedule(self._train_files, args=(tf.constant(shard.files),))
+            rows = (shard.rows.start, shard.rows.stop, shard.rows.step)
+            return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
 
     def split(self, result: Any) -> tuple[int, int, dict[str, float]]:
         """Return the worker's index, the number of steps, and the sums by name, of a fetched result."""

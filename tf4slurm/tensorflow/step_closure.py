@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf4slurm.errors import TrainingError
-from tf4slurm.tensorflow.constants import check_arrays
+from tf4slurm.tensorflow.constants import check_arrays, max_copies
 
 if TYPE_CHECKING:
     from tf4slurm.tensorflow.keras_step import KerasStep
@@ -78,7 +78,8 @@ class StepClosure:
         with tf.control_dependencies(updates):  # else the ps could count steps before they are applied
             self._counter.assign_add(1)
         size = sum(each.type not in ("Const", "Placeholder") for each in operations)
-        self.max_steps = max(1, min(_MAX_OPERATIONS // max(size, 1), _MAX_STEPS))
+        copies = tf.autograph.experimental.do_not_convert(max_copies)(operations)
+        self.max_steps = max(1, min(_MAX_OPERATIONS // max(size, 1), copies, _MAX_STEPS))
         return sums
 
     def _warn_of_variables_outside(self, graph: Any) -> None:

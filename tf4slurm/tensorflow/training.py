@@ -19,6 +19,7 @@ import tensorflow as tf
 from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
 from tf4slurm.script_api import report, should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
+from tf4slurm.tensorflow.constants import explain_large_array
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import StepClosure, make_closure
 from tf4slurm.tensorflow.step_scheduler import StepScheduler
@@ -355,7 +356,7 @@ class _Run:
         running the closure again raises an error.
         """
         for fetches in range(1, _MAX_FETCHES + 1):
-            with self.scheduling:
+            with self.scheduling, explain_large_array("The step"):
                 result = self.coordinator.schedule(self.closure.function, args=(steps, *self.inputs))
             try:
                 return result.fetch()
