@@ -35,7 +35,7 @@ def pytest_configure() -> None:
     Turn off gRPC's fork handlers, as `run_program` does: they abort children that Python 3.10 starts by fork.
     """
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
