@@ -27,9 +27,11 @@ test: $(VENV)/installed slurm browser check
 test-long: $(VENV)/installed slurm browser test-pythons test-tensorflows slurm-versions
 	$(PYTEST) -m long
 
-# The fault matrix only: a third of an hour.
+# The fault matrix only: a third of an hour, or those cases that FAULTS names, as pytest's -k. One after the other: they are
+# timed.
+FAULTS ?=
 test-faults: $(VENV)/installed slurm
-	$(PYTEST) -m long tests/faults
+	$(PYTEST) -m long tests/faults $(if $(FAULTS),-k "$(FAULTS)")
 
 # The Slurm tests on each version of Slurm that Debian has, as a table in tf4slurm/doctor/slurm_tests.json. The other
 # versions are in root directories below ~/.cache/tf4slurm-tests. Two hours.

@@ -56,8 +56,15 @@ def test_training_learns_and_all_tasks_end(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("command", "times"),
-    [((TF4SLURM, "run", "--ps", "0", "--no-chief", "--workers", "2", "--"), 2), ((), 1)],
-    ids=["in-step", "alone"],
+    [
+        pytest.param(
+            (TF4SLURM, "run", "--ps", "0", "--no-chief", "--workers", "2", "--"),
+            2,
+            id="in-step",
+            marks=pytest.mark.long,
+        ),
+        pytest.param((), 1, id="alone"),
+    ],
 )
 def test_training_without_ps_learns_and_resumes(command: tuple[str, ...], times: int, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "saved"), "--report-json", str(tmp_path / "report.json"))

@@ -101,6 +101,7 @@ def test_variables_are_placed_by_bytes_and_slots_beside_their_variables(job: Job
     assert re.search(r"^Variables: ps/\d 6.3 MB, ps/\d 6.3 MB\.$", show(job, "status"), re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.keras
 def test_checkpoint_of_round_robin_is_restored_with_another_placement(tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
