@@ -20,7 +20,9 @@ from typing import Any
 
 from tests.tensorflow.elastic_cluster import ElasticCluster  # isort: skip  # sets variables of TensorFlow
 
+import pytest
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
 
 import tf4slurm
 from tests.processes import wait_until
@@ -215,6 +217,28 @@ def unusable_worker_is_left_out() -> None:
     join(cluster, 2)
     assert wait_until(lambda: workers_of_closures() == {0, 2}, 20)
     assert cluster.channel.sent["unusable_workers"] == ()
+    cluster.end()
+
+
+def unparsed_request_is_sent_again() -> None:
+    """Let closures fail as in a race of TensorFlow, which is too rare for a test: first some, then all."""
+    cluster = ElasticCluster(1)
+    failures = itertools.chain(range(3))
+    execute_on = Closure.execute_on
+
+    def fail_or_execute(closure: Any, worker: Any) -> None:
+        if next(failures, None) is not None:
+            raise tf.errors.InternalError(None, None, f"{worker.device_name}: Unable to parse request")
+        execute_on(closure, worker)
+
+    Closure.execute_on = fail_or_execute
+    add = tf.function(lambda: tf.constant(1) + 1)
+    assert int(cluster.coordinator.schedule(add).fetch()) == 2
+    failures = itertools.chain(itertools.count())
+    result = cluster.coordinator.schedule(add)
+    with pytest.raises(tf.errors.InternalError, match="Unable to parse request"):
+        result.fetch()
+    assert 1 < next(failures) < 20
     cluster.end()
 
 

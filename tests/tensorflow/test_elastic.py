@@ -47,6 +47,10 @@ def test_worker_whose_first_closure_fails_is_left_out() -> None:
     assert run("unusable_worker_is_left_out")
 
 
+def test_request_that_was_not_parsed_is_sent_again() -> None:
+    assert run("unparsed_request_is_sent_again")
+
+
 def test_training_goes_on_while_an_iterator_is_deleted() -> None:
     assert run("training_goes_on_while_an_iterator_is_deleted")
 

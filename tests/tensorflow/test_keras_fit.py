@@ -93,12 +93,17 @@ for wrong in (lambda: fit(model, data, batch_size=8), lambda: evaluate(model, da
 """
 PROFILES = """
 import pathlib, sys, keras, numpy as np, tensorflow as tf
-import tf4slurm
+import tf4slurm.tensorflow
 from tf4slurm.tensorflow import fit, job_strategy
 
 rows = np.zeros((80, 2), "float32")
 data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(1)
-counts = []
+counts, saves = [], []
+
+class Saves(tf4slurm.tensorflow.Checkpoints):
+    def save(self):
+        saves.append(int(self.step.numpy()))
+        return super().save()
 
 class Counts(keras.callbacks.TensorBoard):
     def _start_trace(self):
@@ -114,9 +119,13 @@ def train():
     with strategy.scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
+        step = tf.Variable(0, dtype=tf.int64)
     board = Counts("board", profile_batch=(10, 50), update_freq=20)
-    fit(model, data, coordinator=coordinator, epochs=3, steps_per_epoch=40, callbacks=[board], verbose=0)
-    fit(model, data, coordinator=coordinator, epochs=1, steps_per_epoch=60, callbacks=[board], verbose=0)
+    saved = Saves("saved", step=step, model=model)
+    options = dict(coordinator=coordinator, callbacks=[board], verbose=0)
+    fit(model, data, epochs=3, steps_per_epoch=40, checkpoints=saved, **options)
+    print("saves", saves)
+    fit(model, data, epochs=1, steps_per_epoch=60, **options)
     print("counts", counts)
     for path in pathlib.Path("board/train").glob("events*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -301,6 +310,7 @@ def test_class_weight_and_batch_size_mean_the_same_as_in_keras(tmp_path: Path) -
 def test_tensorboard_counts_steps_and_writes_the_profile(tmp_path: Path, where: str) -> None:
     ran = run(sys.executable, "-c", PROFILES, where, directory=tmp_path)
     assert "counts [9, 50, 129, 170]" in ran.stdout, ran.stdout + ran.stderr
+    assert "saves [40, 80, 120]" in ran.stdout  # not where a profile begins or ends
     assert list(tmp_path.glob("board/train/plugins/profile/*/*.xplane.pb"))
     written = [int(line.split()[1]) for line in ran.stdout.splitlines() if line.startswith("written")]
     assert written

@@ -44,6 +44,8 @@ _LOG_SECONDS = 30.0  # between two lines about failed updates
 _MAX_ERROR_CHARACTERS = 300
 _MAX_UNUSABLE = 50  # in one message
 _FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
+_NOT_PARSED = "Unable to parse request"
+_MAX_NOT_PARSED = 5  # in a row on a worker; a request that is really invalid fails each time
 
 
 class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
@@ -119,6 +121,25 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
             self._used.discard(index)
         self._end_closure(index)
         self._wait_until_used(index)
+
+    @contextlib.contextmanager
+    def wait_on_failure(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Handle errors as TensorFlow does; run a closure again whose request the worker could not parse.
+
+        While one thread sends the request of a function, another may instantiate a function for the first time; the
+        vector that both use then moves in memory, and the request has arbitrary bytes as its device
+        (EagerClusterFunctionLibraryRuntime::Run, TensorFlow 2.21). TensorFlow runs a closure again after a
+        CancelledError.
+        """
+        with super().wait_on_failure(*args, **kwargs):
+            count, self._thread.not_parsed = getattr(self._thread, "not_parsed", 0), 0
+            try:
+                yield
+            except tf.errors.InternalError as error:
+                if _NOT_PARSED not in str(error) or count >= _MAX_NOT_PARSED:
+                    raise
+                self._thread.not_parsed = count + 1
+                raise tf.errors.CancelledError(error.node_def, error.op, error.message) from error
 
     def _validate_preemption_failure(self, e: Exception) -> None:
         """Raise an error of the script; an error of the first closure on a worker that has joined is the worker's."""

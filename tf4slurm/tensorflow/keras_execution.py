@@ -67,11 +67,13 @@ class OnWorkers:
         target: int,
         checkpoints: Checkpoints | None,
         observe: Any,
+        epoch_end: int,
         last_step: int,
     ) -> bool:
         """Train until the counter reaches `target`; return whether the job was asked to stop.
 
-        `last_step` is the step at which the whole training will end.
+        `epoch_end` and `last_step` are the steps at which the epoch and the whole training will end. A checkpoint is
+        saved when due, at the end of the epoch and at a stop.
         """
         steps_per_call = self.model.steps_per_execution
         self._closure = self._closure or StepClosure(self.strategy, step_fn, counter)
@@ -85,6 +87,7 @@ class OnWorkers:
             steps_per_call=steps_per_call if steps_per_call > 1 else None,
             timeout_seconds=self._timeout_seconds,
             observe=observe,
+            save_at=epoch_end,
             last_step=last_step,
         )
         return done.is_stopped
@@ -172,6 +175,7 @@ class InThisProcess:
         target: int,
         checkpoints: Checkpoints | None,
         observe: Any,
+        epoch_end: int,
         last_step: int,
     ) -> bool:
         """Train as `OnWorkers.train`."""
@@ -193,7 +197,7 @@ class InThisProcess:
             is_done = is_ended if self.is_alone else ends > 0
             if checkpoints is not None and self.is_first and not is_stopped:
                 due = checkpoints.next_due(step - count)
-                if step == target or checkpoints.is_due() or (due is not None and step >= due):
+                if step >= epoch_end or checkpoints.is_due() or (due is not None and step >= due):
                     checkpoints.save()
         if checkpoints is not None and self.is_first and (is_stopped or is_done):
             checkpoints.save()

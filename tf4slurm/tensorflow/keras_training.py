@@ -196,7 +196,9 @@ class _Training:
         is_stopped = False
         for pause in self.boards.pauses(first, target) if self.execution.is_alone else [target]:
             before = last
-            is_stopped = self.execution.train(step_fn, self.counter, pause, self.checkpoints, observe, last_step)
+            is_stopped = self.execution.train(
+                step_fn, self.counter, pause, self.checkpoints, observe, target, last_step
+            )
             if is_stopped or self.execution.model.stop_training:
                 break
         completed, sums = last

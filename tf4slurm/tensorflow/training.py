@@ -131,6 +131,7 @@ def run_steps(
         steps_per_call=steps_per_call,
         timeout_seconds=timeout_seconds,
         observe=StepReporter().observe,
+        save_at=steps,
         last_step=steps,
     )
 
@@ -146,10 +147,12 @@ def run_closures(
     steps_per_call: int | None,
     timeout_seconds: float,
     observe: Callable[[int, int, dict[str, Any]], bool],
+    save_at: int,
     last_step: int,
 ) -> StepsDone:
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
 
+    `save_at` is the step from which a checkpoint is saved at the end of this call, due or not; it may be after `steps`.
     `last_step` is the step at which the training will end, after this call and later ones. A training without a known
     end is expected to take as many steps as it already has.
 
@@ -171,7 +174,7 @@ def run_closures(
             count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps
         )
         run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds, observe)
-        return run.run(steps)
+        return run.run(steps, save_at)
 
 
 @contextlib.contextmanager
@@ -256,16 +259,18 @@ class _Run:
     observed: int = 0
     is_ended: bool = False  # by `observe`
 
-    def run(self, steps: int) -> StepsDone:
+    def run(self, steps: int, save_at: int) -> StepsDone:
         started = time.monotonic()
         scheduler, checkpoints = self.scheduler, self.checkpoints
         step = int(self.counter.numpy())
         is_stopped = False
         while step < steps and not is_stopped and not self.is_ended:
-            target = steps if checkpoints is None else min(steps, checkpoints.next_due(step) or steps)
+            due = None if checkpoints is None else checkpoints.next_due(step)
+            target = min(steps, due or steps)
             is_stopped = self._run_until(scheduler.completed + target - step, step - scheduler.completed)
             step = int(self.counter.numpy())  # above the target if steps of a lost worker ran again
-            if checkpoints is not None and (is_stopped or step == target or step >= steps or checkpoints.is_due()):
+            is_due = step >= min(save_at, due or save_at) or is_stopped or self.is_ended
+            if checkpoints is not None and (is_due or checkpoints.is_due()):
                 checkpoints.save()
         sums = {name: total for name, total in scheduler.sums.items() if isinstance(total, float)}
         means = {name: total / scheduler.completed for name, total in sums.items()}
