@@ -463,7 +463,7 @@ class Job:
     def _srun_is_killed(self, fault: Fault) -> None:
         if self.plan.is_local or not self.agents:
             return
-        self.srun_died_at = self.world.now
+        self.srun_died_at = self.srun_died_at or self.world.now
         self.launcher.at(self.world.now + 0.02, self._on_all_exit, -9)
         for agent in self.agents:
             if not agent.is_dead:

@@ -237,13 +237,22 @@ def _others(job: Job) -> list[Candidate]:
         if time < (job.outcome_at or _NEVER):
             codes = (EXIT_TASK_LOST, EXIT_PREFLIGHT)
             found.append(Candidate(codes, frozenset(), time, _NEVER, "all agents have ended"))
-    pauses = [each for each in job.disturbances if each.kind in ("launcher is paused", "job is suspended")]
-    for pause in pauses:
-        if pause.end - pause.begin > 7:
-            found.append(Candidate((EXIT_TASK_LOST,), frozenset(), pause.begin, _NEVER, "the launcher was paused"))
+    for begin, end in _pauses(job):
+        if end - begin > 7:
+            found.append(Candidate((EXIT_TASK_LOST,), frozenset(), begin, _NEVER, "the launcher was paused"))
     late = [each.begin for each in job.disturbances]
     late += job.killed_agents.values()
     if None in job.plan.start_seconds or late:
         time = 0.0 if None in job.plan.start_seconds else min(late)
         found.append(Candidate((EXIT_NOT_FORMED,), None, time, _NEVER, "the cluster may not form"))
     return found
+
+
+def _pauses(job: Job) -> list[tuple[float, float]]:
+    """Return begin and end of each pause of the launcher; overlapping ones are one."""
+    merged: list[tuple[float, float]] = []
+    for each in sorted(job.disturbances, key=lambda each: each.begin):
+        if each.kind in ("launcher is paused", "job is suspended"):
+            begin, end = merged.pop() if merged and each.begin <= merged[-1][1] else (each.begin, each.end)
+            merged.append((begin, max(end, each.end)))
+    return merged

@@ -824,6 +824,17 @@ def test_first_of_two_failures_is_the_cause_by_the_time_of_the_exit(age: float) 
     assert (job.outcome.exit_code, job.outcome.cause) == ((4, Task("ps", 0)) if age else (3, Task("chief", 0)))
 
 
+def test_failure_held_back_before_a_pause_is_the_cause_although_an_agent_was_then_lost() -> None:
+    job = Job().train()
+    job.receiver.on_disconnect(1, job.now)
+    job.turn(TICK, sending=(0, 2, 3))
+    job.end_child(0, 3)
+    assert job.state.outcome is None
+    job.pause(60)
+    job.turn(2, sending=(0, 2, 3))
+    assert (job.outcome.exit_code, job.outcome.cause) == (3, Task("chief", 0))
+
+
 def test_failure_before_a_loss_is_the_cause_although_it_was_held_back() -> None:
     job = Job().train()
     job.receiver.on_disconnect(2, job.now)

@@ -181,7 +181,8 @@ class JobState:
         self.desired.note([record.rank])  # it must terminate if it is connected again
         self.emit("lost", record, f"is lost: {why}")
         outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
-        outcome = (self.watches.pauses.outcome_of_loss(self.now) if is_orphan else None) or outcome
+        if is_orphan and (excuse := self.watches.pauses.outcome_of_loss(self.now)) is not None:
+            outcome, at = excuse, max(at, self.watches.pauses.noted_at)
         consequence = rules.after_loss(
             record.role,
             self.phase,

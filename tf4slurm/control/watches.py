@@ -143,10 +143,15 @@ def _describe_idleness(task_types: set[str]) -> str | None:
 
 
 class PauseWatch:
-    """Remembers a pause of the launcher that was so long that agents may have counted the launcher as lost."""
+    """Remembers a pause of the launcher that was so long that agents may have counted the launcher as lost.
+
+    Attributes:
+        noted_at: The job time of that pause, from which on it can be the cause of a loss.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
+        self.noted_at = 0.0
         self._outcome: Outcome | None = None
         self._excuses_until = 0.0
 
@@ -156,7 +161,7 @@ class PauseWatch:
         if seconds + self._spec.heartbeat_interval_seconds > limit:  # agents count from the last message
             reason = f"The launcher was paused for {seconds:.0f} s (Ctrl-Z, SIGSTOP or a suspended host). Agents end "
             reason += f"their tasks after {limit:g} s without the launcher (--heartbeat-timeout)."
-            self._outcome = Outcome(EXIT_TASK_LOST, reason)
+            self._outcome, self.noted_at = Outcome(EXIT_TASK_LOST, reason), now
             self._excuses_until = now + self._spec.termination_seconds
 
     def outcome_of_loss(self, now: float) -> Outcome | None:
