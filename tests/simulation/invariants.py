@@ -74,7 +74,8 @@ def attempts_are_used(job: Job, _: None) -> str | None:
     failed = {script.task for script in job.scripts if script.attempt == job.state.attempt and script.returncode}
     if outcome is None or outcome.is_stop or outcome.exit_code in (0, 6, 7, 8) or outcome.cause not in failed:
         return None
-    is_over = bool(job.lost_at) or job.srun_died_at is not None
+    has_lost = bool(job.lost_at) or any(agent.ended_at < (job.outcome_at or 0.0) for agent in job.agents)
+    is_over = has_lost or job.srun_died_at is not None
     if job.state.attempt < job.plan.spec.max_attempts and not is_over:
         return f"it ends in attempt {job.state.attempt} of {job.plan.spec.max_attempts}: {outcome.reason}"
     return None

@@ -94,6 +94,8 @@ def _failures(job: Job) -> list[Candidate]:
         latest = max(settled_at(job, rank, script.ended_at, REPORT_SECONDS) for rank in range(len(job.agents)))
         if script.ended_at > min(_trained_at(job), stopped_at):
             latest = _NEVER  # it is a failure only if the launcher does not know the earlier event yet
+        if script.agent.ended_at < settled_at(job, script.rank, script.ended_at, REPORT_SECONDS):
+            latest = _NEVER  # the launcher may never know the exit
         if script in early:
             seconds = job.plan.spec.finish_timeout_seconds + _TICK_SECONDS + REPORT_SECONDS
             latest = settled_at(job, script.rank, script.ended_at, seconds)
