@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.oracle import accepted, disturbed_seconds, settled_at
+from tests.simulation.oracle import accepted, disturbed_seconds, pauses, settled_at
 from tests.simulation.script import Arrival, Script, ScriptProcess
 from tests.simulation.shards import SimulatedShards, done_shards
 from tf4slurm.cluster import Cluster
@@ -132,7 +132,7 @@ def every_loss_has_a_reason(job: Job, event: tuple[str, str | None, str]) -> str
         kinds = {each.kind for each in recent}
         silent = sum(min(each.end, now) - each.begin for each in recent if each.kind == "agent is paused")
         is_broken = "connection breaks" in kinds and "agent is paused" in kinds
-        has_given_up = any(each.kind == "launcher is paused" and each.end - each.begin > 7 for each in recent)
+        has_given_up = any(begin < now < end + 14 and end - begin > 7 for begin, end in pauses(job))
         if not (silent > 6 or is_broken or has_given_up or "partition" in kinds):
             return f"{text} ({agent.name} runs)"
     return None

@@ -239,7 +239,7 @@ def _others(job: Job) -> list[Candidate]:
         if time < (job.outcome_at or _NEVER):
             codes = (EXIT_TASK_LOST, EXIT_PREFLIGHT)
             found.append(Candidate(codes, frozenset(), time, _NEVER, "all agents have ended"))
-    for begin, end in _pauses(job):
+    for begin, end in pauses(job):
         if end - begin > 7:
             found.append(Candidate((EXIT_TASK_LOST,), frozenset(), begin, _NEVER, "the launcher was paused"))
     late = [each.begin for each in job.disturbances]
@@ -250,7 +250,7 @@ def _others(job: Job) -> list[Candidate]:
     return found
 
 
-def _pauses(job: Job) -> list[tuple[float, float]]:
+def pauses(job: Job) -> list[tuple[float, float]]:
     """Return begin and end of each pause of the launcher; overlapping ones are one."""
     merged: list[tuple[float, float]] = []
     for each in sorted(job.disturbances, key=lambda each: each.begin):
