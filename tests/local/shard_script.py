@@ -1,7 +1,8 @@
 """Take shards and log each: "seen NUMBER" before its training, "done NUMBER" after it.
 
 Arguments: the directory of the logs, the seconds per shard, and the number of rows of this task's data. With SAVES=1
-the chief saves the position after each of its shards, and when the job is asked to stop.
+the chief saves the position after each of its shards, and when the job is asked to stop. The task named by SLOW trains
+its first shard until the others have seen as many as SEEN_BY_OTHERS.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ if task == os.environ.get("FORKS"):
     os.fork()
 
 
+def wait_for_others() -> None:
+    others = [directory / f"{name}.log" for name in ("chief-0", "worker-0", "worker-1") if name != task]
+    count = int(os.environ["SEEN_BY_OTHERS"])
+    while sum(path.read_text().count("seen") for path in others if path.exists()) < count:
+        time.sleep(0.02)
+
+
 def save() -> None:
     draft = directory / "draft.json"
     draft.write_text(json.dumps(shards.position()))
@@ -43,7 +51,9 @@ with (directory / f"{task}.log").open("a", buffering=1) as log:
     print("process", os.getpid(), rows, file=log)
     for shard in shards:
         print("seen", shard.number, file=log)
-        time.sleep(seconds * (2 if task == "worker-1" else 1))
+        time.sleep(seconds)
+        if task == os.environ.pop("SLOW", None):
+            wait_for_others()
         print("done", shard.number, file=log)
         if saves:
             shards.done()

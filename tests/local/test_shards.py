@@ -59,11 +59,12 @@ def check(job: Job, most_repeated: int, *, has_all_events: bool = True) -> None:
     assert repeated <= (int(reported[1]) if reported else 0) <= most_repeated
 
 
-def test_all_shards_are_done_once_and_slow_task_takes_fewer(job: Job) -> None:
-    start(job, seconds=0.1)
+def test_all_shards_are_done_once_and_slow_task_takes_fewer(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOW", "worker-1")
+    monkeypatch.setenv("SEEN_BY_OTHERS", "45")  # of 60: the two others would not get so many in a fixed division
+    start(job)
     assert job.wait() == 0
     check(job, 0)
-    assert len(logged(job, "seen", ("worker-1",))) < 0.8 * len(logged(job, "seen", ("worker-0",)))
 
 
 def test_shards_of_killed_worker_go_to_others(job: Job) -> None:
