@@ -88,7 +88,7 @@ def recorder(tmp_path: Path) -> Path:
 def run_script(script: str, directory: Path, **variables: str) -> list[str]:
     """Run a script as Slurm would; return the arguments of its tf4slurm."""
     environ = {**os.environ, "SLURM_JOB_ID": "7", **variables}
-    done = subprocess.run(["bash"], input=script, text=True, cwd=directory, env=environ, timeout=30)
+    done = subprocess.run(["bash"], input=script, text=True, cwd=directory, env=environ, timeout=120)
     assert done.returncode == 0
     return (directory / "arguments").read_bytes().decode().split("\0")[:-1]
 
@@ -173,21 +173,21 @@ def test_script_with_epilogue_keeps_exit_code_and_forwards_signals(tmp_path: Pat
     program = tmp_path / "tf4slurm"
     program.write_text(
         f'#!/bin/bash\nfor name in INT USR1 ALRM XCPU; do trap "echo $name >>{tmp_path}/signals" $name; done\n'
-        f"trap 'exit 9' TERM\ntouch {tmp_path}/up\nfor _ in $(seq 600); do sleep 0.05; done\n"
+        f"trap 'exit 9' TERM\ntouch {tmp_path}/up\nfor _ in $(seq 6000); do sleep 0.05; done\n"
     )
     program.chmod(0o755)
     epilogue = f"bash -c 'kill -TERM $$; echo after >>{tmp_path}/signals'"
     script = make_script(job_of("--workers", "1", "--epilogue", epilogue, *TRAIN, program=program))
     bash = subprocess.Popen(["bash", "-c", script], cwd=tmp_path)
     try:
-        assert wait_until((tmp_path / "up").exists, 10)
-        assert wait_until(lambda: catches(bash.pid, signal.SIGXCPU), 10)  # the last trap of the script
+        assert wait_until((tmp_path / "up").exists, 60)
+        assert wait_until(lambda: catches(bash.pid, signal.SIGXCPU), 60)  # the last trap of the script
         for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGALRM, signal.SIGXCPU):
             bash.send_signal(number)
             name = number.name.removeprefix("SIG")
-            assert wait_until(lambda name=name: name in words_of(tmp_path / "signals"), 10)  # type: ignore[misc]
+            assert wait_until(lambda name=name: name in words_of(tmp_path / "signals"), 60)  # type: ignore[misc]
         bash.send_signal(signal.SIGTERM)
-        assert bash.wait(10) == 9
+        assert bash.wait(60) == 9
     finally:
         bash.kill()
         bash.wait()

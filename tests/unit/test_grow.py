@@ -292,14 +292,14 @@ def test_launcher_waits_a_bounded_time_for_slurm(job: GrowingJob, monkeypatch: p
     may_end, ended = threading.Event(), threading.Event()
 
     def end_guests(_: KnownJob) -> None:
-        may_end.wait(30)
+        may_end.wait(120)
         ended.set()
 
     monkeypatch.setattr(launcher, "end_guests", end_guests)
     asyncio.run(make_launcher(job)._end_guests())
     assert not ended.is_set()
     may_end.set()
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 def test_launcher_invites_workers_again_after_an_error(
@@ -316,7 +316,7 @@ def test_launcher_invites_workers_again_after_an_error(
     monkeypatch.setattr(launcher, "write_control", write)
     job.run.add_guests()
     endpoint = ControlEndpoint((Address("n1", 1),), create_credentials().shared)
-    asyncio.run(asyncio.wait_for(make_launcher(job)._invite_guests(endpoint), 10))
+    asyncio.run(asyncio.wait_for(make_launcher(job)._invite_guests(endpoint), 60))
     assert (len(calls), caplog.text.count("The disk is full.")) == (3, 1)
 
 

@@ -30,7 +30,7 @@ class Served:
         self._ready: list[str] = []
         self.thread = threading.Thread(target=self._serve, args=(RunDirectory(run),))
         self.thread.start()
-        assert wait_until(lambda: bool(self._ready), 10)
+        assert wait_until(lambda: bool(self._ready), 60)
         address = urlsplit(self._ready[0])
         assert address.port is not None
         self.port, self.path = address.port, address.path
@@ -39,7 +39,7 @@ class Served:
         self.ends.append(serve_page(run, self._ready.append, should_stop=self.stop.is_set))
 
     def get(self, path: str, host: str | None = None, method: str = "GET") -> tuple[int, dict[str, str], str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(method, path, headers={"Host": host or f"127.0.0.1:{self.port}"})
         answer = connection.getresponse()
         found = answer.status, dict(answer.getheaders()), answer.read().decode()
@@ -60,7 +60,7 @@ def served(run: Path) -> Iterator[Served]:
     page = Served(run)
     yield page
     page.stop.set()
-    page.thread.join(10)
+    page.thread.join(60)
     assert not page.thread.is_alive()
 
 
@@ -110,12 +110,12 @@ def test_tunnel_with_another_port_is_accepted(served: Served, host: str) -> None
 
 def test_server_listens_on_loopback_only(served: Served) -> None:
     with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.2", served.port), timeout=5)
+        socket.create_connection(("127.0.0.2", served.port), timeout=60)
 
 
 def test_idle_clients_do_not_block_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page._Handler, "timeout", 0.5)
-    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(40)]
+    idle = [socket.create_connection(("127.0.0.1", served.port), timeout=60) for _ in range(40)]
 
     def is_served() -> bool:
         try:
@@ -123,7 +123,7 @@ def test_idle_clients_do_not_block_others(served: Served, monkeypatch: pytest.Mo
         except (OSError, http.client.HTTPException):
             return False
 
-    assert wait_until(is_served, 20)
+    assert wait_until(is_served, 60)
     for connection in idle:
         connection.close()
 
@@ -132,7 +132,7 @@ class SlowClients:
     """Connections that send a request byte by byte and never complete it."""
 
     def __init__(self, port: int, count: int) -> None:
-        self.connections = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(count)]
+        self.connections = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
         self.closed = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._trickle)
@@ -168,19 +168,21 @@ def test_slow_clients_do_not_block_the_user(served: Served, count: int) -> None:
 
 
 def test_slow_request_is_closed_after_its_deadline(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_page, "_REQUEST_SECONDS", 1.0)
     slow = SlowClients(served.port, 3)
     try:
-        assert wait_until(lambda: slow.closed == 3, 10)
+        with monkeypatch.context() as context:
+            context.setattr(live_page, "_REQUEST_SECONDS", 1.0)
+            assert wait_until(lambda: slow.closed == 3, 60)
         assert served.get(served.path)[0] == 200
     finally:
         slow.close()
 
 
-def test_serving_ends_after_the_end_was_fetched(served: Served, run: Path) -> None:
+def test_serving_ends_after_the_end_was_fetched(served: Served, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_page, "_LAST_REQUEST_SECONDS", 300)
     shutil.copy(RUNS / "digits" / "result.json", run)
-    assert wait_until(lambda: json.loads(served.get(served.path + "content")[2])["ended"], 10, 0.5)
-    assert wait_until(lambda: served.ends == ["The job has ended."], 10)
+    assert wait_until(lambda: json.loads(served.get(served.path + "content")[2])["ended"], 60, 0.5)
+    assert wait_until(lambda: served.ends == ["The job has ended."], 60)
 
 
 def test_browser_that_rarely_updates_can_fetch_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +199,7 @@ def test_browser_that_rarely_updates_can_fetch_the_end(run: Path, monkeypatch: p
 def test_serving_ends_when_the_launcher_is_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_page, "_STATUS_TIMEOUT_SECONDS", 1.0)
     page = Served(run)
-    assert wait_until(lambda: bool(page.ends), 10)
+    assert wait_until(lambda: bool(page.ends), 60)
     assert "The launcher has written nothing for 1.0 s" in page.ends[0]
 
 

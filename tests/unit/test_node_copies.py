@@ -17,7 +17,7 @@ from tf4slurm.launch.node_copies import FIND, LOCK_AND_RUN, UNPACK, parse_answer
 
 IN_USE_MINUTES, UNUSED_MINUTES = 40, 7 * 24 * 60
 PLENTY = 10**12  # kilobytes
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = 60
 
 
 @pytest.fixture

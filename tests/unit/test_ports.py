@@ -34,12 +34,12 @@ def listener(port: int, *, reuse: bool, host: str = "127.0.0.1") -> socket.socke
         server.close()
         raise
     server.listen()
-    server.settimeout(5)
+    server.settimeout(60)
     return server
 
 
 def assert_reached(server: socket.socket, port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         accepted, _ = server.accept()
         with accepted:
             assert accepted.getpeername()[1] == client.getsockname()[1]
@@ -92,17 +92,17 @@ def test_child_with_reuse_port_accepts_every_connection_while_the_port_is_held(h
 
 def test_held_port_refuses_connections(held: HeldPort) -> None:
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", held.port), timeout=5)
+        socket.create_connection(("127.0.0.1", held.port), timeout=60)
 
 
 def test_holder_listens_on_its_port_and_stops_for_the_child(held: HeldPort) -> None:
     own = held.listen()
     assert own.getblocking() is False
-    own.settimeout(5)
+    own.settimeout(60)
     with own:
         assert_reached(own, held.port)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", held.port), timeout=5)
+        socket.create_connection(("127.0.0.1", held.port), timeout=60)
     with listener(held.port, reuse=True) as server:
         assert_reached(server, held.port)
 
@@ -174,7 +174,7 @@ def leave_in_time_wait() -> int:
     """Serve one connection and close it from our side; return the port, which is now in TIME_WAIT."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
             accepted, _ = server.accept()
             accepted.close()
             assert client.recv(1) == b""
@@ -189,5 +189,5 @@ def test_port_in_time_wait_is_held_by_one_holder() -> None:
             hold_port([port])
         with held.listen() as listener:
             listener.setblocking(True)
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            socket.create_connection(("127.0.0.1", port), timeout=60).close()
             listener.accept()[0].close()

@@ -40,32 +40,34 @@ async def answering(rank: int, secret: str = SECRET) -> AsyncIterator[HeldPort]:
 def test_agents_of_this_job_are_reachable() -> None:
     async def run() -> list[str]:
         async with answering(0) as first, answering(1) as second:
-            return await find_unreachable([member(0, first.port), member(1, second.port)], SECRET, 5)
+            return await find_unreachable([member(0, first.port), member(1, second.port)], SECRET, 60)
 
     assert asyncio.run(run()) == []
 
 
 def test_no_member_has_no_fault() -> None:
-    assert asyncio.run(find_unreachable([], SECRET, 5)) == []
+    assert asyncio.run(find_unreachable([], SECRET, 60)) == []
 
 
 @pytest.mark.parametrize(("rank", "secret"), [(1, "another job's"), (2, SECRET)], ids=["secret", "rank"])
 def test_agent_of_another_job_or_rank_is_a_fault(rank: int, secret: str) -> None:
     async def run() -> None:
         async with answering(rank, secret) as held:
-            faults = await find_unreachable([member(1, held.port)], SECRET, 5)
+            faults = await find_unreachable([member(1, held.port)], SECRET, 60)
             assert faults == [f"another process than worker/1 on n1 answers at 127.0.0.1:{held.port}"]
 
     asyncio.run(run())
 
 
-def test_idle_connections_do_not_block_the_server() -> None:
+def test_idle_connections_do_not_block_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tf4slurm.network.reachability._ANSWER_SECONDS", 120.0)  # it closes them sooner than that
+
     async def run() -> None:
         async with answering(1) as held:
             idle = [await asyncio.open_connection("127.0.0.1", held.port) for _ in range(300)]
-            assert await find_unreachable([member(1, held.port)], SECRET, 4) == []
+            assert await find_unreachable([member(1, held.port)], SECRET, 60) == []
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(idle[0][0].read(1), 4) == b""
+                assert await asyncio.wait_for(idle[0][0].read(1), 60) == b""
             for _, writer in idle:
                 writer.close()
 
@@ -80,7 +82,7 @@ def test_idle_connections_do_not_block_the_server() -> None:
 
 def test_closed_port_is_a_fault() -> None:
     with contextlib.closing(hold_port()) as held:
-        faults = asyncio.run(find_unreachable([member(1, held.port)], SECRET, 5))
+        faults = asyncio.run(find_unreachable([member(1, held.port)], SECRET, 60))
     assert len(faults) == 1
     assert faults[0].startswith(f"worker/1 on n1 is not reachable at 127.0.0.1:{held.port}: ")
     assert "refused" in faults[0] or "Connect call failed" in faults[0]
@@ -102,7 +104,7 @@ def test_server_that_closes_the_connection_is_a_fault() -> None:
     async def run() -> list[str]:
         server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
         async with server:
-            return await find_unreachable([member(1, server.sockets[0].getsockname()[1])], SECRET, 5)
+            return await find_unreachable([member(1, server.sockets[0].getsockname()[1])], SECRET, 60)
 
     (fault,) = asyncio.run(run())
     assert fault.startswith("worker/1 on n1 is not reachable at 127.0.0.1:")
@@ -111,7 +113,7 @@ def test_server_that_closes_the_connection_is_a_fault() -> None:
 def test_only_unreachable_members_are_returned() -> None:
     async def run() -> list[str]:
         async with answering(0) as right, answering(1, "another job's") as wrong:
-            return await find_unreachable([member(0, right.port), member(1, wrong.port)], SECRET, 5)
+            return await find_unreachable([member(0, right.port), member(1, wrong.port)], SECRET, 60)
 
     (fault,) = asyncio.run(run())
     assert fault.startswith("another process than worker/1 on n1")
@@ -123,7 +125,7 @@ def test_invalid_request_does_not_stop_the_server() -> None:
             with socket.create_connection(("127.0.0.1", held.port)) as other_client:
                 other_client.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 with socket.create_connection(("127.0.0.1", held.port)):
-                    return await find_unreachable([member(1, held.port)], SECRET, 5)
+                    return await find_unreachable([member(1, held.port)], SECRET, 60)
 
     assert asyncio.run(run()) == []
 
@@ -132,7 +134,7 @@ def test_closed_server_is_not_reachable() -> None:
     async def run() -> list[str]:
         with contextlib.closing(hold_port()) as held:
             (await answer_checks(held.listen(), SECRET, 1)).close()
-            return await find_unreachable([member(1, held.port)], SECRET, 5)
+            return await find_unreachable([member(1, held.port)], SECRET, 60)
 
     (fault,) = asyncio.run(run())
     assert "is not reachable" in fault
@@ -141,7 +143,7 @@ def test_closed_server_is_not_reachable() -> None:
 def test_checked_port_can_be_held_again_by_the_next_job() -> None:
     async def run() -> int:
         async with answering(1) as held:
-            assert await find_unreachable([member(1, held.port)] * 3, SECRET, 5) == []
+            assert await find_unreachable([member(1, held.port)] * 3, SECRET, 60) == []
             return held.port
 
     port = asyncio.run(run())

@@ -38,12 +38,12 @@ def test_last_status_is_written_after_a_slow_earlier_write(
     def write_slowly(run: RunDirectory, content: StatusFile) -> None:
         phases.append(str(content.phase))
         if len(phases) == 1:
-            assert goes_on.wait(20)
+            assert goes_on.wait(60)
         write(run, content)
 
     async def end_while_it_writes() -> None:
         recording = asyncio.create_task(recorder.run())
-        await asyncio.to_thread(wait_until, lambda: bool(phases), 10)
+        await asyncio.to_thread(wait_until, lambda: bool(phases), 60)
         recording.cancel()
         state.on_spawner_exit(Outcome(7, "srun ended."), time.monotonic())
         recorder.write()

@@ -135,7 +135,7 @@ def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_pat
         thread, written = ThreadPoolExecutor(1), threading.Event()
         EventLog(run.events, JobClock(1.0), thread).add("registered", "worker/0", "It has joined.")
         thread.submit(written.set)
-        assert written.wait(10)
+        assert written.wait(60)
         run.append_sample(Sample(seconds=1.0))
         run.write(LastState("worker/0", state="ended"))
         open_to_append(run.log(Task("worker", 0), 1)).close()

@@ -39,7 +39,7 @@ class Agent:
         self._is_open = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._is_open.wait(5)
+        assert self._is_open.wait(60)
         self.name = self._server.name
 
     async def _serve(self) -> None:
@@ -55,7 +55,7 @@ class Agent:
 
     def wait_for(self, condition: Callable[[ScriptState], bool]) -> None:
         """Wait until the last report fulfils the condition."""
-        assert wait_until(lambda: bool(self.reports) and condition(self.reports[-1]), 5), self.reports[-1:]
+        assert wait_until(lambda: bool(self.reports) and condition(self.reports[-1]), 60), self.reports[-1:]
 
     def exit(self) -> None:
         self._loop.call_soon_threadsafe(self._server.close)
@@ -91,7 +91,7 @@ def test_last_of_many_reports_is_received(agent: Agent) -> None:
     for step in range(1000):
         script.report(step, {"loss": 0.5})
     agent.wait_for(lambda report: report.step == 999)
-    assert len(agent.reports) < 20
+    assert len(agent.reports) < 100
     assert (sum(report.reports for report in agent.points), agent.points[-1].step) == (1000, 999)
     script.completion_signal.send()
     agent.wait_for(lambda report: report == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"))
@@ -128,7 +128,7 @@ def test_requests_for_shards_that_are_together_too_long_are_refused_with_an_answ
     agent.wait_for(lambda state: state.shards == (requests[0],))
     scripts[1].send(step=3)
     scripts[1].send_shards("1", requests[1])
-    assert scripts[1].wait_until(lambda: bool(scripts[1].desired.shards), 5)
+    assert scripts[1].wait_until(lambda: bool(scripts[1].desired.shards), 60)
     (grant,) = scripts[1].desired.shards
     assert grant.token == "1"
     assert "Take fewer shards ahead" in grant.error
@@ -137,7 +137,7 @@ def test_requests_for_shards_that_are_together_too_long_are_refused_with_an_answ
     scripts[0].send_shards("0", None)
     scripts[1].send_shards("1", requests[1])
     agent.wait_for(lambda state: state.shards == (requests[1],))
-    assert scripts[1].wait_until(lambda: not scripts[1].desired.shards, 5)
+    assert scripts[1].wait_until(lambda: not scripts[1].desired.shards, 60)
 
 
 def test_request_for_shards_that_is_too_long_is_refused_before_it_is_sent(agent: Agent) -> None:
@@ -191,8 +191,8 @@ if os.fork() == 0:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "forked\n"
-        assert wait_until(lambda: any(state.stop_signal == "SIGTERM" for state in own_agent.reports), 5)
-        parent.wait(30)
+        assert wait_until(lambda: any(state.stop_signal == "SIGTERM" for state in own_agent.reports), 60)
+        parent.wait(60)
         own_agent.wait_for(lambda state: state.stop_signal is None)
 
 
@@ -217,7 +217,7 @@ def show(*_):
 )
 @pytest.mark.usefixtures("own_agent")
 def test_process_of_multiprocessing_and_fork_of_connected_process_are_helpers(code: str, expected: str) -> None:
-    shown = subprocess.run([sys.executable, "-c", HELPERS + code], capture_output=True, text=True, timeout=30)
+    shown = subprocess.run([sys.executable, "-c", HELPERS + code], capture_output=True, text=True, timeout=120)
     assert (shown.stdout.strip(), shown.stderr) == (expected, "")
 
 
@@ -320,13 +320,13 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
 
     def save_late() -> None:
         called.append("late")
-        assert goes_on.wait(10)
+        assert goes_on.wait(60)
 
     script.add_stop_callback(lambda: called.append("early"))
-    agent.send(stop_reason="The job was stopped.", grace_period_seconds=5)
+    agent.send(stop_reason="The job was stopped.", grace_period_seconds=60)
     agent.wait_for(lambda report: report.has_saved)
     script.add_stop_callback(save_late)
-    assert wait_until(lambda: called == ["early", "late"], 5)
+    assert wait_until(lambda: called == ["early", "late"], 60)
     agent.wait_for(lambda report: not report.has_saved)  # the job waits for this message
     goes_on.set()
     agent.wait_for(lambda report: report.has_saved)
@@ -334,11 +334,11 @@ def test_stop_callback_added_after_earlier_ones_have_returned_is_called_at_once(
 
 
 def test_late_connection_receives_the_desired_state(agent: Agent) -> None:
-    agent.send(stop_reason="The job was stopped.", grace_period_seconds=5)
+    agent.send(stop_reason="The job was stopped.", grace_period_seconds=60)
     script = ScriptChannel(agent.name)
-    assert script.wait_until(lambda: bool(script.desired.stop_reason), 5)
-    agent.send(stop_reason="The job was stopped.", grace_period_seconds=5, released_barrier="token")
-    assert script.wait_until(lambda: script.desired.released_barrier == "token", 5)
+    assert script.wait_until(lambda: bool(script.desired.stop_reason), 60)
+    agent.send(stop_reason="The job was stopped.", grace_period_seconds=60, released_barrier="token")
+    assert script.wait_until(lambda: script.desired.released_barrier == "token", 60)
     agent.exit()
     with pytest.raises(RendezvousConnectionError, match="agent of this process has exited"):
         script.wait_until(lambda: False, 5)
@@ -363,7 +363,7 @@ def test_stop_callbacks_are_called_once_in_their_own_thread(agent: Agent) -> Non
 @pytest.mark.parametrize("message", [b"nonsense\n", b'["DesiredState",{}]\n', b"x" * 3_000_000, b"\xff\n"])
 def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(5)
+        peer.settimeout(60)
         peer.connect(to_socket_address(agent.name))
         peer.recv(1000)
         try:
@@ -372,13 +372,13 @@ def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) 
         except (BrokenPipeError, ConnectionResetError):
             pass  # the connection was closed before everything was read
     ScriptChannel(agent.name).send(step=1)
-    assert wait_until(lambda: agent.reports == [ScriptState(), ScriptState(step=1)], 5)
+    assert wait_until(lambda: agent.reports == [ScriptState(), ScriptState(step=1)], 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="becoming another user needs root, on Linux")
 def test_other_users_process_can_neither_send_nor_receive(agent: Agent) -> None:
     code = (
-        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(5)\n"
+        "import os, socket, sys; os.setuid(65534); s = socket.socket(socket.AF_UNIX); s.settimeout(60)\n"
         "s.connect('\\0' + sys.argv[1][1:])\n"
         'try: s.sendall(b\'["ScriptState",{"step":1}]\\n\')\n'
         "except OSError: pass\n"
@@ -387,7 +387,7 @@ def test_other_users_process_can_neither_send_nor_receive(agent: Agent) -> None:
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", code, agent.name], capture_output=True, text=True, timeout=15, check=True
+        [sys.executable, "-c", code, agent.name], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "b''\n"
     assert agent.reports == []
@@ -418,7 +418,7 @@ def test_only_the_first_signal_and_a_later_failure_are_sent(signals: list[bool],
 
 def test_exception_in_an_interactive_interpreter_is_no_failure() -> None:
     command = [sys.executable, "-i", "-c", SCRIPT]
-    result = subprocess.run(command, input="1 / 0\n", capture_output=True, text=True, timeout=30)
+    result = subprocess.run(command, input="1 / 0\n", capture_output=True, text=True, timeout=120)
     assert result.stdout == "done\n"
     assert "ZeroDivisionError" in result.stderr
 
@@ -435,7 +435,7 @@ def test_exception_in_an_interactive_interpreter_is_no_failure() -> None:
     ],
 )
 def test_signal_is_sent_at_exit(end: str, sent: str, code: int) -> None:
-    result = subprocess.run([sys.executable, "-c", SCRIPT + end], capture_output=True, text=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", SCRIPT + end], capture_output=True, text=True, timeout=120)
     assert (result.stdout, result.returncode) == (sent, code)
     assert ("KeyError" in result.stderr) == (end == "raise KeyError")
 
@@ -458,7 +458,7 @@ def test_suspended_script_waits_on(own_agent: Agent) -> None:
     assert script.stdout is not None
     try:
         stat = Path(f"/proc/{script.pid}/stat")
-        assert wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), 10)
+        assert wait_until(lambda: stat.read_text().rpartition(") ")[2].startswith("T"), 60)
         time.sleep(1.5)  # the length of the pause
         script.send_signal(signal.SIGCONT)
         assert float(script.stdout.readline()) > 2.2

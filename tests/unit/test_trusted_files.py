@@ -137,7 +137,7 @@ def test_user_uses_files_of_root_and_root_none_of_a_user() -> None:
             f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})\n"
             "check_trusted(pathlib.Path(sys.argv[1]), '')"
         )
-        done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=120)
         assert (done.returncode == 0, "UntrustedFileError" in done.stderr) == (is_used, not is_used), done.stderr
     shutil.rmtree(directory)
 
@@ -344,7 +344,7 @@ def test_batch_script_ends_if_its_snapshot_belongs_to_another_user(tmp_path: Pat
     text = make_script(spec)
     for owner, code in ((NOBODY, 3), (0, 0)):
         os.chown(tmp_path / "train.code", owner, owner)
-        assert subprocess.run(["bash", "-c", text], timeout=30).returncode == code
+        assert subprocess.run(["bash", "-c", text], timeout=120).returncode == code
         assert (tmp_path / "train.code/TRACE").exists() == (code == 0)
 
 
