@@ -47,7 +47,7 @@ def process_mark() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MARK_VARIABLE, mark)
         yield mark
-    leftovers = kill_leftovers(mark, timeout_seconds=3)
+    leftovers = kill_leftovers(mark, timeout_seconds=15)
     if leftovers:
         names = "\n".join(map(str, leftovers))
         pytest.fail(f"The test left these processes behind (killed now):\n{names}", pytrace=False)

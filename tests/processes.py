@@ -53,7 +53,7 @@ def kill_leftovers(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
     """Wait like `wait_until_gone`, then kill what is left and return it."""
     leftovers = wait_until_gone(mark, timeout_seconds)
     if leftovers:
-        wait_until(lambda: not _kill_marked(mark), timeout_seconds=10)
+        wait_until(lambda: not _kill_marked(mark), timeout_seconds=60)
     return leftovers
 
 
@@ -91,7 +91,7 @@ def _host(pid: int) -> str:
         if os.readlink(f"/proc/{pid}/ns/uts") == os.readlink("/proc/self/ns/uts"):
             return socket.gethostname()
         command = ["nsenter", f"--uts=/proc/{pid}/ns/uts", "hostname"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout.strip() or "?"
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.strip() or "?"
     except (OSError, subprocess.TimeoutExpired):
         return "?"
 

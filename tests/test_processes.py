@@ -25,10 +25,10 @@ def test_ends_its_child():
 
 def test_child_is_found_until_it_exits(process_mark: str) -> None:
     with subprocess.Popen(["sleep", "300"]) as child:
-        assert wait_until(lambda: bool(marked_processes(process_mark)), 10)  # see LEAKING
+        assert wait_until(lambda: bool(marked_processes(process_mark)), 60)  # see LEAKING
         assert [(found.pid, found.command) for found in marked_processes(process_mark)] == [(child.pid, "sleep 300")]
         child.kill()
-    assert wait_until_gone(process_mark, timeout_seconds=1) == []
+    assert wait_until_gone(process_mark, timeout_seconds=30) == []
 
 
 def test_leaked_process_fails_its_test(tmp_path: Path) -> None:

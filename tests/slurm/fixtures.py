@@ -46,7 +46,7 @@ def lab(slurm_lab: SlurmLab, process_mark: str) -> Iterator[SlurmLab]:
 
     slurm_lab.wait_idle()
     yield slurm_lab
-    wait_until(lambda: not left_behind(), timeout_seconds=3)
+    wait_until(lambda: not left_behind(), timeout_seconds=15)
     jobs = left_behind()
     if jobs:
         slurm_lab.cancel_all()
