@@ -2,7 +2,8 @@
 
 Arguments: the directory of the logs, the seconds per shard, and the number of rows of this task's data. With SAVES=1
 the chief saves the position after each of its shards, and when the job is asked to stop. The task named by SLOW trains
-its first shard until the others have seen as many as SEEN_BY_OTHERS.
+its first shard until the others have seen as many as SEEN_BY_OTHERS. With HOLD_AT=N, each process that is the first of
+its task trains its Nth shard until the file "go" exists.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import tf4slurm
 
 directory, seconds, rows = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
 task = os.environ["TF4SLURM_TASK"].replace("/", "-")
-saved = directory / "position.json"
+saved, go = directory / "position.json", directory / "go"
+hold_at = 0 if (directory / f"{task}.log").exists() else int(os.environ.get("HOLD_AT", "0"))
 position = json.loads(saved.read_text()) if saved.exists() else None
 if task == "ps-0":
     (directory / "ps-0.log").write_text(f"process {os.getpid()}\n")
@@ -49,9 +51,11 @@ def save() -> None:
 
 with (directory / f"{task}.log").open("a", buffering=1) as log:
     print("process", os.getpid(), rows, file=log)
-    for shard in shards:
+    for turn, shard in enumerate(shards, 1):
         print("seen", shard.number, file=log)
         time.sleep(seconds)
+        while turn == hold_at and not go.exists():
+            time.sleep(0.02)
         if task == os.environ.pop("SLOW", None):
             wait_for_others()
         print("done", shard.number, file=log)

@@ -27,9 +27,14 @@ LEASED = 8  # the most shards that the loop of a worker leases together; a chief
 MOST_REPEATED = 2 * (2 * LEASED + 1)  # in another attempt: those leased at the last save, and as many done since
 
 
-def start(job: Job, *options: str, seconds: float = 0.02) -> None:
+def start(job: Job, *options: str, seconds: float = 0.02, hold_at: int = 0) -> None:
+    """Start the job; with `hold_at`, each task trains its shard of that number until `go`, or until it is killed."""
     command = [sys.executable, str(SCRIPT), str(job.children), str(seconds), "300"]
-    job.start("--ps", "1", "--workers", "2", *options, command=[*command])
+    job.start("--ps", "1", "--workers", "2", *options, command=["env", f"HOLD_AT={hold_at}", *command])
+
+
+def go(job: Job) -> None:
+    (job.children / "go").touch()
 
 
 def logged(job: Job, what: str, tasks: tuple[str, ...] = TASKS) -> list[int]:
@@ -43,7 +48,7 @@ def kill(job: Job, task: str) -> None:
 
 
 def wait_for(job: Job, count: int, what: str = "seen", tasks: tuple[str, ...] = TASKS) -> None:
-    assert wait_until(lambda: len(logged(job, what, tasks)) >= count, 30), job.stderr
+    assert wait_until(lambda: len(logged(job, what, tasks)) >= count, 60), job.stderr
 
 
 def check(job: Job, most_repeated: int, *, has_all_events: bool = True) -> None:
@@ -68,9 +73,10 @@ def test_all_shards_are_done_once_and_slow_task_takes_fewer(job: Job, monkeypatc
 
 
 def test_shards_of_killed_worker_go_to_others(job: Job) -> None:
-    start(job)
+    start(job, hold_at=3)
     wait_for(job, 3, tasks=("worker-0",))
     kill(job, "worker-0")
+    go(job)
     assert job.wait() == 0
     check(job, LEASED)
     shown = subprocess.run([TF4SLURM, "status", job.run_directory], capture_output=True, text=True, check=True).stdout
@@ -81,24 +87,28 @@ def test_forked_process_leases_shards_of_its_own_and_others_get_those_of_a_kille
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORKS", "worker-0")
-    start(job)
+    start(job, hold_at=3)
     wait_for(job, 2, "process", ("worker-0",))
     forked = max(logged(job, "process", ("worker-0",)), key=lambda process_id: psutil.Process(process_id).create_time())
-    wait_for(job, 4, tasks=("worker-0",))
+    wait_for(job, 6, tasks=("worker-0",))
     os.kill(forked, signal.SIGKILL)
+    go(job)
     assert job.wait() == 0
     check(job, LEASED)
 
 
 def test_next_attempt_continues_from_saved_position(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAVES", "1")
-    start(job, "--max-attempts", "2")
-    wait_for(job, 5, "done", ("chief-0",))
+    start(job, "--max-attempts", "2", hold_at=6)
+    for task in TASKS:
+        wait_for(job, 6, tasks=(task,))
     before = json.loads((job.children / "position.json").read_text())
     kill(job, "chief-0")
     assert job.wait() == 0
     assert job.result["attempts"] == 2
-    assert before["next"] >= 4
+    assert before["next"] >= 5
+    again = {number for number, times in Counter(logged(job, "seen")).items() if times > 1}
+    assert again <= {*before["open"], *range(before["next"], SHARDS)}
     check(job, MOST_REPEATED)
 
 
@@ -107,10 +117,12 @@ def test_worker_restarted_after_a_save_continues_with_its_older_position(
 ) -> None:
     """As the guide recommends, each process gives the saved position. The other processes began without one."""
     monkeypatch.setenv("SAVES", "1")
-    start(job, seconds=0.1)
-    wait_for(job, 2, "done", ("chief-0",))
+    start(job, hold_at=4)
+    for task in ("chief-0", "worker-0"):
+        wait_for(job, 4, tasks=(task,))
     kill(job, "worker-0")
     wait_for(job, 2, "process", ("worker-0",))
+    go(job)
     assert job.wait() == 0, job.stdout
     check(job, LEASED)
     assert "DataShardsError" not in job.stdout
@@ -144,10 +156,12 @@ def test_position_of_many_scattered_shards_is_restored_by_all_tasks(job: Job) ->
 
 
 def test_stop_ends_the_iteration(job: Job) -> None:
-    start(job, "--grace-period", "20", seconds=0.2)
+    start(job, "--grace-period", "60", seconds=1.0, hold_at=2)
     wait_for(job, 3)
     assert job.process is not None
     job.process.send_signal(signal.SIGTERM)
+    job.wait_for_event("stopping")
+    go(job)
     assert job.wait() == 128 + signal.SIGTERM
     assert len(logged(job, "done")) < SHARDS
 
@@ -156,9 +170,11 @@ def test_task_with_other_data_is_refused_with_reason_and_others_continue(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER_DATA", "worker-0")
-    start(job)
+    refusal = "this task has 31 shards an epoch and 2 epochs, another task 30 and 2"
+    start(job, hold_at=2)
+    assert wait_until(lambda: refusal in job.stdout, 60), job.stdout
+    go(job)
     assert job.wait() == 0
-    assert "this task has 31 shards an epoch and 2 epochs, another task 30 and 2" in job.stdout
     assert "process" in (job.children / "worker-0.log").read_text()  # restarted, with the same data as the others
     check(job, 0)
 
@@ -177,7 +193,7 @@ def test_random_kills(job: Job, seed: int, process_mark: str, monkeypatch: pytes
         if victim == "launcher" and job.process is not None and job.process.poll() is None:
             job.process.kill()
             job.process.wait()
-            assert wait_until_gone(process_mark, timeout_seconds=20) == []
+            assert wait_until_gone(process_mark, timeout_seconds=30) == []
             start(job, *options)
             launchers += 1
         elif victim != "launcher":
@@ -198,4 +214,4 @@ def retry(action: Callable[[], None]) -> None:
             return False
         return True
 
-    wait_until(succeeds, 5)
+    wait_until(succeeds, 60)

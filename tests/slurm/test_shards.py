@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import TF4SLURM, Job
-from tests.local.test_shards import LEASED, MOST_REPEATED, SCRIPT, SHARDS, check, logged, wait_for
+from tests.local.test_shards import LEASED, MOST_REPEATED, SCRIPT, SHARDS, TASKS, check, go, logged, wait_for
 from tests.processes import child_of, wait_until
 from tests.slurm.lab import SlurmLab
 from tests.slurm.test_run import make_job
@@ -31,10 +31,12 @@ def job(lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.mark.parametrize("victim", ["ps/0", "chief/0"])
-def test_next_attempt_continues_after_a_killed_task(job: Job, victim: str) -> None:
+def test_next_attempt_continues_after_a_killed_task(job: Job, victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLD_AT", "6")
     command = (sys.executable, str(SCRIPT), str(job.children), "0.05", "300")
     job.start(*ROLES, "--max-attempts", "2", command=command, prefix=SALLOC)
-    wait_for(job, 3, "done", ("chief-0",))
+    for task in TASKS:
+        wait_for(job, 6, tasks=(task,))
     os.kill(child_of(victim), signal.SIGKILL)  # the script knows its id in its host's namespace only
     assert job.wait(60) == 0, job.stderr
     check(job, MOST_REPEATED)
@@ -43,17 +45,20 @@ def test_next_attempt_continues_after_a_killed_task(job: Job, victim: str) -> No
     assert sum(Counter(logged(job, "seen")).values()) - SHARDS <= shards["repeated"] <= MOST_REPEATED
 
 
-def test_requeued_job_repeats_only_leased_shards(job: Job, lab: SlurmLab) -> None:
+def test_requeued_job_repeats_only_leased_shards(job: Job, lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLD_AT", "4")
     runs, output = job.directory / "runs", job.directory / "slurm.out"
     options = ("--runs-directory", str(runs), *ROLES, "--requeue", "1")
-    command = [TF4SLURM, "run", *options, "--", sys.executable, str(SCRIPT), str(job.children), "0.1", "300"]
+    command = [TF4SLURM, "run", *options, "--", sys.executable, str(SCRIPT), str(job.children), "0.3", "300"]
     batch = job.directory / "job.sh"
     batch.write_text(f"#!/bin/bash\nexec {shlex.join(command)}\n")
     slurm_options = ("-N4", "-n4", "--requeue", "-o", str(output), "--open-mode=append")
     job_id = lab.run("sbatch", "--parsable", *slurm_options, batch).stdout.strip()
-    wait_for(job, 3, "done", ("chief-0",))
+    wait_for(job, 4, tasks=("chief-0",))
     lab.run("scancel", "--signal=USR1", "--batch", job_id)  # the signal that Slurm sends before the time limit
-    assert wait_until(lambda: any(runs.glob("*/result.json")), 30)
+    job.wait_for_event("stopping")
+    go(job)
+    assert wait_until(lambda: any(runs.glob("*/result.json")), 60)
     lab.release(job_id)
     assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0"), output.read_text()
     first, second = [json.loads(path.read_text()) for path in sorted(runs.glob("*/result.json"))]
@@ -70,12 +75,13 @@ def test_requeued_job_repeats_only_leased_shards(job: Job, lab: SlurmLab) -> Non
 @pytest.mark.parametrize("victim", ["ps/0", "chief/0", "worker/0"])
 def test_training_loses_no_row_with_a_killed_task(job: Job, victim: str) -> None:
     pytest.importorskip("tensorflow")
-    from tests.tensorflow.test_shards import EPOCHS, ROWS, TRAINING, counts, wait_for_checkpoint
+    from tests.tensorflow.test_shards import EPOCHS, ROWS, TRAINING, counts, go, wait_for_checkpoint
 
     command = (sys.executable, str(TRAINING), str(job.directory / "checkpoints"))
     job.start(*ROLES, "--max-attempts", "2", command=command, prefix=SALLOC)
     wait_for_checkpoint(job)
     os.kill(child_of(victim), signal.SIGKILL)
+    go(job)
     assert job.wait(200) == 0, job.stderr
     lowest, _, total = counts(job)
     assert lowest >= EPOCHS
