@@ -21,7 +21,7 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
         text=True,
         cwd=cwd,
         env={**os.environ, **environ},
-        timeout=30,
+        timeout=120,
     )
 
 

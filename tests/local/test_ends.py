@@ -89,7 +89,7 @@ def call(*arguments: str) -> str:
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_end_of_a_job_has_the_same_word_everywhere(job: Job, end: End) -> None:
     command = (sys.executable, "-c", SCRIPT, str(job.children), end.script)
-    job.start(*ROLES, "--grace-period", "5", command=command)
+    job.start(*ROLES, "--grace-period", "60", command=command)
     for name in NAMES:
         job.wait_for_child(name)
     end.act(job)
@@ -115,7 +115,7 @@ def test_end_of_a_job_has_the_same_word_everywhere(job: Job, end: End) -> None:
 
 def test_page_of_a_job_whose_launcher_is_killed_is_final_when_its_tasks_have_ended(job: Job, process_mark: str) -> None:
     command = (sys.executable, "-c", SCRIPT, str(job.children), "waits")
-    job.start(*ROLES, "--heartbeat-timeout", "3", command=command)
+    job.start(*ROLES, "--heartbeat-timeout", "15", command=command)
     for name in NAMES:
         job.wait_for_child(name)
     run = RunDirectory(job.run_directory)
@@ -123,14 +123,14 @@ def test_page_of_a_job_whose_launcher_is_killed_is_final_when_its_tasks_have_end
     def states() -> set[str]:
         return {task.state for task in tf4slurm.status(str(run.path)).tasks}
 
-    assert wait_until(lambda: states() == {"importing"}, 20)  # until the first status.json after the start
+    assert wait_until(lambda: states() == {"importing"}, 60)  # until the first status.json after the start
     send(signal.SIGKILL)(job)
     job.wait()
     page = _Page(run).content()
     assert (page["title"], page["ended"]) == (f"{run.path.name}: LOST", False)
-    assert "Tasks may still run: their agents terminate them 3 s after the loss." in page["body"]
+    assert "Tasks may still run: their agents terminate them 15 s after the loss." in page["body"]
     assert states() == {"importing"}
-    assert wait_until_gone(process_mark, 15) == []
+    assert wait_until_gone(process_mark, 60) == []
     page = _Page(run).content()
     assert (page["title"], page["ended"]) == (f"{run.path.name}: LOST", True)
     assert "Agents terminated the scripts of 4 tasks" in page["body"]

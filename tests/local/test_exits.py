@@ -31,21 +31,28 @@ while not pathlib.Path(sys.argv[1], "serves").exists():
     time.sleep(0.02)
 for _ in range(40):
     with socket.create_connection((host, int(port))) as client:
-        client.settimeout(5)
+        client.settimeout(60)
         assert client.recv(1) == b"y"
 """
 
 FAILS = """
 import json, os, pathlib, subprocess, sys, time
 marker = pathlib.Path(sys.argv[1], "failed")
+def runs(process_id):
+    try:
+        return pathlib.Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "ps":
-    while not marker.exists():
+    while not marker.exists() or runs(int(marker.read_text())):
         time.sleep(0.005)
     time.sleep(0.15)
     sys.exit(4)
 print("the first to fail", flush=True)
 subprocess.Popen(["sleep", "300"], start_new_session=True)
-marker.touch()
+draft = marker.with_suffix(".draft")
+draft.write_text(str(os.getpid()))
+draft.replace(marker)
 os._exit(3)
 """
 

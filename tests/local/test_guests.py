@@ -16,7 +16,7 @@ from tests.jobs import TF4SLURM, Job, end_processes
 from tests.processes import wait_until
 
 SCRIPT = Path(__file__).with_name("guest_script.py")
-_END_SECONDS = 20
+_END_SECONDS = 60
 
 
 class Guests:
@@ -28,7 +28,7 @@ class Guests:
 
     def start(self, *options: str, roles: tuple[str, ...] = ("--ps", "1", "--workers", "2")) -> None:
         self.job.start(*roles, *options, command=[sys.executable, str(SCRIPT), str(self.job.children)])
-        assert wait_until((self.job.children / "chief-0.pid").exists, 30), self.job.stderr
+        assert wait_until((self.job.children / "chief-0.pid").exists, 60), self.job.stderr
 
     def join(self, name: str | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Guests:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for(self, *workers: int) -> None:
-        assert wait_until(lambda: self.workers()[-1:] == [list(workers)], 30), (self.workers(), self.job.events)
+        assert wait_until(lambda: self.workers()[-1:] == [list(workers)], 60), (self.workers(), self.job.events)
 
     def child(self, index: int) -> int:
         return int((self.job.children / f"worker-{index}.pid").read_text())
@@ -75,7 +75,7 @@ def test_worker_joins_and_ends_with_the_job(guests: Guests) -> None:
     _, text = guest.communicate(timeout=_END_SECONDS)
     assert guest.returncode == 0, text
     assert "this worker has ended: Training is done" in text
-    assert wait_until(lambda: not _exists(guests.child(2)), 10)
+    assert wait_until(lambda: not _exists(guests.child(2)), 60)
     tasks = {task["task"]: task for task in guests.job.result["tasks"]}
     assert list(tasks) == ["chief/0", "ps/0", "worker/0", "worker/1", "worker/2"]
     assert [name for name, task in tasks.items() if task["is_guest"]] == ["worker/2"]
@@ -97,7 +97,7 @@ def test_worker_leaves_after_sigterm_when_the_chief_releases_it(guests: Guests) 
     guests.wait_for(0, 1)
     _, text = guest.communicate(timeout=_END_SECONDS)
     assert (guest.returncode, "it leaves" in text) == (0, True), text
-    assert wait_until(lambda: not _exists(guests.child(2)), 10)
+    assert wait_until(lambda: not _exists(guests.child(2)), 60)
     assert guests.end() == 0
 
 
@@ -123,7 +123,7 @@ def test_killed_worker_costs_the_job_nothing(guests: Guests, what: str) -> None:
     guests.wait_for(0, 1)
     guest.communicate(timeout=_END_SECONDS)
     assert guest.returncode != 0
-    assert wait_until(lambda: not _exists(child), 10)
+    assert wait_until(lambda: not _exists(child), 60)
     assert guests.end() == 0
     assert guests.job.result["attempts"] == 1
 
@@ -134,21 +134,21 @@ def test_two_workers_join_in_another_attempt_again(guests: Guests) -> None:
     guests.join()
     guests.wait_for(0, 1, 2, 3)
     os.kill(int((guests.job.children / "ps-0.pid").read_text()), signal.SIGKILL)
-    assert wait_until(lambda: guests.workers().count([0, 1, 2, 3]) >= 2, 30), guests.workers()
+    assert wait_until(lambda: guests.workers().count([0, 1, 2, 3]) >= 2, 60), guests.workers()
     assert guests.end() == 0
     assert [guest.wait(_END_SECONDS) for guest in guests.processes] == [0, 0]
     assert guests.job.result["attempts"] == 2
 
 
 def test_worker_ends_when_the_launcher_is_killed(guests: Guests) -> None:
-    guests.start("--heartbeat-timeout", "3")
+    guests.start("--heartbeat-timeout", "10")
     guest = guests.join()
     guests.wait_for(0, 1, 2)
     assert guests.job.process is not None
     guests.job.process.kill()
     _, text = guest.communicate(timeout=_END_SECONDS)
     assert guest.returncode == 7, text
-    assert wait_until(lambda: not _exists(guests.child(2)), 10)
+    assert wait_until(lambda: not _exists(guests.child(2)), 60)
     assert (guests.job.run_directory / "control.json").exists()
     late = guests.join()
     _, text = late.communicate(timeout=_END_SECONDS)
@@ -210,7 +210,7 @@ def test_worker_cannot_join_an_ended_job(guests: Guests) -> None:
 def test_job_whose_files_another_user_could_have_written_is_refused(guests: Guests, verb: tuple[str, ...]) -> None:
     guests.start()
     path = guests.job.run_directory / "job.json"
-    assert wait_until(lambda: len(json.loads(path.read_text())["versions"]) > 1, 30), "the launcher writes it again"
+    assert wait_until(lambda: len(json.loads(path.read_text())["versions"]) > 1, 60), "the launcher writes it again"
     path.chmod(0o666)
     command = [TF4SLURM, verb[0], str(guests.job.run_directory), *verb[1:]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_END_SECONDS)

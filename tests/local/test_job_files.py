@@ -39,7 +39,7 @@ def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Pat
     script, end = tmp_path / "reports.py", tmp_path / "end"
     script.write_text(REPORTS)
     job.start(*ROLES, command=(sys.executable, str(script), str(end)))
-    assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
+    assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 60)
     run = RunDirectory(job.run_directory)
 
     def read() -> StatusFile:
@@ -49,7 +49,7 @@ def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Pat
         chief = read().tasks[0]
         return chief.memory_bytes > 30_000_000 and 1 < (chief.steps_per_second or 0) <= 20
 
-    assert wait_until(is_complete, 40), read()
+    assert wait_until(is_complete, 60), read()
     status = read()
     assert (status.phase, status.attempt) == ("training", 1)
     assert [task.task for task in status.tasks] == ["chief/0", "ps/0", "worker/0", "worker/1"]
@@ -57,7 +57,7 @@ def test_status_and_samples_are_written_while_a_job_runs(job: Job, tmp_path: Pat
     assert (status.tasks[0].metrics["loss"] or 0) > 0
     assert find_job(None, os.environ).run_directories == [run]
     facts = run.read(JobFile) or JobFile()
-    assert wait_until(lambda: "tensorflow" in (run.read(JobFile) or facts).versions, 20)
+    assert wait_until(lambda: "tensorflow" in (run.read(JobFile) or facts).versions, 60)
     facts = run.read(JobFile) or facts
     assert facts.versions.items() >= {"tf4slurm": tf4slurm.__version__, "python": platform.python_version()}.items()
     assert re.fullmatch("[0-9a-f]{40}", facts.commit or "")
@@ -91,7 +91,7 @@ tf4slurm.report(step=1)
 wait(trained)
 """
     job.start("--ps", "1", "--workers", "1", command=(sys.executable, "-c", code, *map(str, marks)))
-    assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
+    assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 60)
 
     def read() -> tuple[str | None, set[str]]:
         status = RunDirectory(job.run_directory).read(StatusFile) or StatusFile()
@@ -104,7 +104,7 @@ wait(trained)
         marks, (("importing", "importing"), ("running", "running"), ("training", "running")), strict=True
     ):
         phase, state = expected
-        assert wait_until(functools.partial(is_now, phase, state), 30), read()
+        assert wait_until(functools.partial(is_now, phase, state), 60), read()
         shown = subprocess.run(
             [TF4SLURM, "status", job.run_directory], capture_output=True, text=True, check=True
         ).stdout
@@ -141,7 +141,7 @@ def test_use_of_gpus_is_recorded_for_tasks_that_see_them(
         return [(task.task, task.gpu_percent, task.gpu_memory_bytes) for task in status.tasks]
 
     used = [("chief/0", None, None), ("ps/0", None, None), ("worker/0", 75.0, 64 * 2**20)]
-    assert wait_until(lambda: found() == used, 30), found()
+    assert wait_until(lambda: found() == used, 60), found()
     job.end_child("chief-0")
     assert job.wait() == 0, job.stderr
     assert JobSummary(RunDirectory(job.run_directory)).curves.gpu_percent[2][-1] == 75.0
@@ -154,13 +154,16 @@ def test_nvidia_smi_that_hangs_does_not_disturb_the_job(
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
+    patient = "from tf4slurm.agent import gpu_usage; gpu_usage._TIMEOUT_SECONDS = 600\n"
+    (tmp_path / "sitecustomize.py").write_text(patient)  # so that a job that waits for nvidia-smi does not end
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    job.start("--ps", "1", "--workers", "1", "--heartbeat-timeout", "2")
+    job.start("--ps", "1", "--workers", "1", "--heartbeat-timeout", "10")
     job.wait_for_child("chief-0")
     job.wait_for_event("started", "worker/0")
-    assert not wait_until(lambda: job.process is not None and job.process.poll() is not None, 4)
+    assert not wait_until(lambda: job.process is not None and job.process.poll() is not None, 12)
     job.end_child("chief-0")
-    assert job.seconds_to_end() < 8
+    assert job.wait() == 0, job.stderr
     assert "lost" not in {event["kind"] for event in job.events}
 
 

@@ -48,7 +48,7 @@ def jupyterlab(directory: Path) -> Iterator[str]:
                 yield f"{server['url']}{{}}?token={server['token']}"
             finally:
                 process.terminate()  # the server then ends its kernels, which have sessions of their own
-                process.wait(30)
+                process.wait(60)
 
 
 def has_width(page: Page, low: float, high: float) -> bool:
@@ -75,7 +75,7 @@ def test_picture_of_a_job_is_not_cut_off(browser: Browser, tmp_path: Path) -> No
         for width in (1000, 1600):
             page.resize(width, 900)
             low, high = width * 0.5, width  # the layout follows a resize after a moment
-            assert wait_until(functools.partial(has_width, page, low, high), 20)
+            assert wait_until(functools.partial(has_width, page, low, high), 60)
             _, ratio, true_ratio, space = page.evaluate(SIZES)
             assert space >= 0
             assert ratio == pytest.approx(true_ratio, rel=0.01)

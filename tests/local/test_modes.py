@@ -75,7 +75,7 @@ def test_every_created_file_has_the_mode_of_the_table(
         joined = next(project.glob("new/scratch/runs/*/control.json"))
         check(tmp_path, existing, umask)
         joined.with_name("end").touch(0o600)
-        assert processes[0].wait(30) == 0
+        assert processes[0].wait(60) == 0
     finally:
         os.umask(before)
         end_processes(processes)
@@ -117,10 +117,10 @@ def create_files(project: Path, processes: list[subprocess.Popen[str]]) -> None:
         call(*arguments)
     earlier = {*runs.glob("*/status.json")}
     processes.append(start("run", "--ps", "1", "--workers", "1", *PLACE, "--", sys.executable, "-c", WAIT))
-    assert wait_until(lambda: {*runs.glob("*/status.json")} > earlier, 30)
+    assert wait_until(lambda: {*runs.glob("*/status.json")} > earlier, 60)
     (status,) = {*runs.glob("*/status.json")} - earlier
     processes.append(start("join", status.parent.name))
-    assert wait_until(lambda: any(runs.glob("*/control.json")), 30)
+    assert wait_until(lambda: any(runs.glob("*/control.json")), 60)
 
 
 def check(directory: Path, existing: set[Path], umask: int) -> None:

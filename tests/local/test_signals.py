@@ -81,7 +81,7 @@ def start(job: Job, target: str) -> int:
     """Start a job; return the process id of the target."""
     roles = ROLES[:2] if target == "ps" else ("--ps", "0")
     command = (sys.executable, "-c", SCRIPT, str(job.children), target)
-    job.start(*roles, "--workers", "0", "--grace-period", "5", "--heartbeat-timeout", "3", command=command)
+    job.start(*roles, "--workers", "0", "--grace-period", "60", "--heartbeat-timeout", "10", command=command)
     for name in ("chief-0", *(["ps-0"] if target == "ps" else [])):
         job.wait_for_child(name)
     assert job.process is not None
@@ -103,7 +103,7 @@ def test_signal_that_ends_a_job(
     returncode = job.wait()
     if effect is Effect.KILLS_LAUNCHER:
         assert returncode == -number
-        assert wait_until_gone(process_mark, timeout_seconds=3 + 5) == []
+        assert wait_until_gone(process_mark, timeout_seconds=10 + 30) == []
         return
     assert returncode == 128 + number, job.stderr
     assert job.result["state"] == ("STOPPED" if effect is Effect.STOPS else "FAILED")

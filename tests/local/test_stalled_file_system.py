@@ -18,7 +18,7 @@ from tests.processes import wait_until
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a file system")
 
-HEARTBEAT_TIMEOUT_SECONDS = 3
+HEARTBEAT_TIMEOUT_SECONDS = 12
 _RECORD = """
 import os, sys
 _record = os.open({path!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -58,7 +58,7 @@ def test_job_survives_stall_longer_than_heartbeat_timeout(job: Job, runs: Path) 
     freeze(runs)
     os.kill(children["worker-1"]["pid"], signal.SIGKILL)
     with pytest.raises(subprocess.TimeoutExpired):
-        job.wait(2.5 * HEARTBEAT_TIMEOUT_SECONDS)
+        job.wait(1.5 * HEARTBEAT_TIMEOUT_SECONDS)
     thaw(runs)
     job.wait_for_child("worker-1", number=2)
     job.end_child("chief-0")
@@ -77,12 +77,12 @@ def test_job_stopped_during_stall_ends_its_tasks_and_is_recorded_after_it(job: J
     job.wait_for_event("started", "worker/1")
     freeze(runs)
     os.kill(children["worker-1"]["pid"], signal.SIGKILL)  # the restart waits for a log file
-    assert wait_until(lambda: "restart 1 of at most" in job.stderr, 10)
+    assert wait_until(lambda: "restart 1 of at most" in job.stderr, 60)
     assert job.process is not None
     job.process.terminate()
-    assert wait_until(lambda: not psutil.pid_exists(children["chief-0"]["pid"]), 10)
-    assert wait_until(lambda: not psutil.pid_exists(children["ps-0"]["pid"]), 10)
-    assert wait_until(lambda: "does not answer: waiting for it" in job.stderr, 30)
+    assert wait_until(lambda: not psutil.pid_exists(children["chief-0"]["pid"]), 60)
+    assert wait_until(lambda: not psutil.pid_exists(children["ps-0"]["pid"]), 60)
+    assert wait_until(lambda: "does not answer: waiting for it" in job.stderr, 60)
     assert "FAILED" not in job.stderr
     thaw(runs)
     assert job.wait() == 128 + signal.SIGTERM
@@ -98,10 +98,10 @@ def test_job_whose_file_system_never_recovers_ends_at_a_signal(job: Job, runs: P
     job.wait_for_event("started", "worker/1")
     freeze(runs)
     job.end_child("chief-0")
-    assert wait_until(lambda: "does not answer: waiting for it" in job.stderr, 30)
+    assert wait_until(lambda: "does not answer: waiting for it" in job.stderr, 60)
     assert job.process is not None
     job.process.terminate()
-    assert wait_until(lambda: "COMPLETED" in job.stderr, 10), job.stderr
+    assert wait_until(lambda: "COMPLETED" in job.stderr, 60), job.stderr
     assert "may be missing" in job.stderr
     thaw(runs)  # no process can exit while it waits in the kernel for the file system
     assert job.wait() == 0

@@ -44,15 +44,15 @@ def test_task_whose_agent_holds_the_port_is_retried(
             listener.accept()[0].close()
             listener.setblocking(False)
             await answer_checks(listener, "ps/0", 0)
-            await asyncio.to_thread(is_over.wait, 10)
+            await asyncio.to_thread(is_over.wait, 120)
 
         cluster = {"chief": ["127.0.0.1:1"], "ps": [f"127.0.0.1:{listener.getsockname()[1]}"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
         thread = threading.Thread(target=lambda: asyncio.run(answer()), daemon=True)
         thread.start()
-        smoke_test.main(timeout_seconds=10)
+        smoke_test.main(timeout_seconds=60)
         is_over.set()
-        thread.join(10)
+        thread.join(60)
     assert capsys.readouterr().out.startswith("1 of 1 tasks answered the chief")
 
 
@@ -63,15 +63,15 @@ def test_reset_connection_does_not_end_a_task(monkeypatch: pytest.MonkeyPatch) -
         address = holder.getsockname()
         cluster = {"ps": [f"127.0.0.1:{address[1]}"]}
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
-        code = "from tf4slurm.doctor import smoke_test; smoke_test.main(30)"
+        code = "from tf4slurm.doctor import smoke_test; smoke_test.main(120)"
         with subprocess.Popen([sys.executable, "-c", code]) as task:
 
             def is_answering() -> bool:
-                return asyncio.run(find_fault("ps/0", 0, Address(*address), "ps/0", 10)) is None
+                return asyncio.run(find_fault("ps/0", 0, Address(*address), "ps/0", 60)) is None
 
             try:
-                assert wait_until(is_answering, 20)
-                other_client = socket.create_connection(address, 10)
+                assert wait_until(is_answering, 60)
+                other_client = socket.create_connection(address, 60)
                 other_client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 other_client.close()  # with a reset
                 assert is_answering()

@@ -41,16 +41,16 @@ for step in range(10**6):
 class Watched:
     """A running job, and the verbs from another directory."""
 
-    def __init__(self, job: Job, directory: Path) -> None:
+    def __init__(self, job: Job, directory: Path, *options: str) -> None:
         self.job = job
         self.end = directory / "end"
         self._elsewhere = directory / "elsewhere"
         self._elsewhere.mkdir()
         script = directory / "reports.py"
         script.write_text(SCRIPT)
-        job.start("--ps", "1", "--workers", "1", command=(sys.executable, str(script), str(self.end)))
-        assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 20)
-        assert wait_until(lambda: self.status()["tasks"][0].get("steps_per_second"), 20)
+        job.start("--ps", "1", "--workers", "1", *options, command=(sys.executable, str(script), str(self.end)))
+        assert wait_until(lambda: any((job.directory / "runs").glob("*/status.json")), 60)
+        assert wait_until(lambda: self.status()["tasks"][0].get("steps_per_second"), 60)
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ def test_notebook_without_ipywidgets_shows_progress_as_lines(watched: Watched, t
     waiting = f"import tf4slurm; job = tf4slurm.Job.find({str(watched.job.run_directory)!r})\n"
     waiting += "try:\n    job.wait(2)\nexcept TimeoutError as error:\n    print('TimeoutError', error)"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in (hidden, waiting)])
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute(cwd=str(tmp_path))
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=str(tmp_path))
     first, *_, last = "".join(output.text for output in notebook.cells[1].outputs).splitlines()
     assert re.fullmatch(rf"{watched.name} RUNNING step [\d,]+", first)
     assert last.startswith("TimeoutError")
@@ -128,9 +128,9 @@ def test_logs_are_followed_until_the_job_has_ended(watched: Watched, tmp_path: P
     with (tmp_path / "followed").open("w") as output:
         following = subprocess.Popen([TF4SLURM, "logs", "-f", watched.name, "chief/0"], stdout=output)
     try:
-        assert wait_until(lambda: "hello from chief/0" in (tmp_path / "followed").read_text(), 20)
+        assert wait_until(lambda: "hello from chief/0" in (tmp_path / "followed").read_text(), 60)
         watched.end.touch()
-        assert following.wait(30) == 0
+        assert following.wait(60) == 0
     finally:
         following.kill()
         following.wait()
@@ -150,14 +150,15 @@ def test_cancelled_job_saves_and_a_second_cancel_is_no_error(watched: Watched) -
     assert f"{watched.name} STOPPED, exit code 143" in waited.stderr
 
 
-def test_job_with_a_killed_launcher_is_lost(watched: Watched, process_mark: str) -> None:
+def test_job_with_a_killed_launcher_is_lost(job: Job, tmp_path: Path, process_mark: str) -> None:
+    watched = Watched(job, tmp_path, "--heartbeat-timeout", "10")
     assert watched.job.process is not None
     watched.job.process.kill()
     watched.job.wait()
     status = watched.status()
     assert (status["state"], status["exit_code"]) == ("LOST", 1)
     assert watched.run("wait").returncode == 1
-    assert not wait_until_gone(process_mark, 15)  # its agents exited by themselves
+    assert not wait_until_gone(process_mark, 10 + 30)  # its agents exited by themselves
 
 
 def test_job_is_resumed_with_the_same_command_in_the_same_directory(watched: Watched) -> None:
@@ -188,7 +189,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_job(watched: Watched) -> None:
         assert waiting.stderr is not None
         assert "RUNNING" in waiting.stderr.readline()
         waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(10) == 130
+        assert waiting.wait(60) == 130
         assert f"To end it: tf4slurm cancel {watched.name}" in waiting.stderr.read()
     finally:
         waiting.kill()
@@ -219,7 +220,7 @@ def on_terminal(arguments: list[str], environ: dict[str, str], stop_at: str = ""
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **environ},
     )
     os.close(theirs)
-    shown, deadline, is_told = b"", time.monotonic() + 30, False
+    shown, deadline, is_told = b"", time.monotonic() + 100, False
     try:
         while time.monotonic() < deadline:
             if not select.select([ours], [], [], 0.5)[0]:
@@ -232,7 +233,7 @@ def on_terminal(arguments: list[str], environ: dict[str, str], stop_at: str = ""
             if not is_told and stop_at and stop_at.encode() in shown:
                 process.send_signal(signal.SIGINT)
                 is_told = True
-        assert process.wait(10) == (130 if stop_at else 0), shown
+        assert process.wait(60) == (130 if stop_at else 0), shown
     finally:
         process.kill()
         process.wait()
