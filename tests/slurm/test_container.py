@@ -86,7 +86,7 @@ def test_no_process_survives_in_a_container(job: Job, image: Path, process_mark:
         (launcher,) = [p for p in marked_processes(process_mark) if p.command.split()[1:3] == [TF4SLURM, "run"]]
         os.kill(launcher.pid, signal.SIGTERM)
         assert job.wait(60) == 143
-    assert wait_until_gone(process_mark, timeout_seconds=15) == []
+    assert wait_until_gone(process_mark, timeout_seconds=30) == []
 
 
 def process_of(mark: str, program: str, task: str) -> int:

@@ -97,7 +97,7 @@ def test_capture_of_the_network_shows_no_name_address_or_log_line(tmp_path: Path
     job.end_child("worker-1")
     job.end_child("chief-0")
     assert job.wait() == 0, job.stderr
-    capture.communicate(timeout=30)
+    capture.communicate(timeout=60)
     captured = (tmp_path / "capture").read_bytes()
     assert captured.count(TLS_NAME.encode()) >= 4  # each task's ClientHello contains it, so the capture works
     words = ["worker", "chief", "listens on", *filtered_lab.nodes, *(a for role in addresses.values() for a in role)]

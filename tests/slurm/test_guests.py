@@ -28,7 +28,7 @@ class GrowingJob:
         self.children = directory / "children"
         self.children.mkdir()
         command = (sys.executable, str(SCRIPT), str(self.children))
-        options = ("-J", "grow", "-t", "5", "-N1", "-n3", "--workers", "1", "--heartbeat-timeout", "3", *options)
+        options = ("-J", "grow", "-t", "5", "-N1", "-n3", "--workers", "1", "--heartbeat-timeout", "60", *options)
         self.id = self.run("submit", *options, "--", *command).stdout.strip()
         self.run_directory = directory / "runs" / f"grow-{self.id}"
         self.wait_for_chief()
@@ -111,7 +111,8 @@ def test_preempted_worker_leaves_without_harm_and_joins_again(growing: GrowingJo
     growing.finish()
 
 
-def test_lost_host_of_a_worker_does_not_harm_the_job(growing: GrowingJob) -> None:
+def test_lost_host_of_a_worker_does_not_harm_the_job(lab: SlurmLab, tmp_path: Path) -> None:
+    growing = GrowingJob(lab, tmp_path, "--heartbeat-timeout", "10")
     growing.grow("--workers", "1", "-t", "5", "-x", growing.node_of("chief/0"))
     growing.wait_for(lambda workers: workers == [0, 1])
     node = growing.node_of("worker/1")

@@ -35,7 +35,7 @@ def infiniband(lab: SlurmLab, node: str, name: str, address: str) -> Iterator[No
         assert holder.stdout.readline() == "up\n"
         yield
     finally:
-        holder.communicate(timeout=10)
+        holder.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_report_shows_the_resources_of_a_batch_job(lab: SlurmLab, tmp_path: Path
     resources = json.loads((run / "slurm.json").read_text())
     assert 0 < resources["submitted"] <= resources["started"]
     assert (resources["cpus"], resources["limit_seconds"]) == (4, 600)
-    assert wait_until((run / "samples.jsonl").exists, 30)
+    assert wait_until((run / "samples.jsonl").exists, 60)
     end.touch()
     assert lab.wait_for_job(job_id, timeout_seconds=60) == ("COMPLETED", "0:0")
     report = (run / "report.html").read_text()

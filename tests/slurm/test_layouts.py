@@ -44,7 +44,7 @@ class LayoutRunner:
 
     def run(self, lab: SlurmLab, line: str) -> list[StepLayouts]:
         """Run a command line and return the layouts of its steps."""
-        done = lab.run("bash", "-c", line.replace("TASK", self.command), timeout_seconds=60)
+        done = lab.run("bash", "-c", line.replace("TASK", self.command), timeout_seconds=120)
         steps: defaultdict[str, StepLayouts] = defaultdict(StepLayouts)
         for output in done.stdout.splitlines():
             label, name, host = output.split()

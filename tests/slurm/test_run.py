@@ -105,8 +105,7 @@ def test_killed_ps_ends_job_on_all_hosts(job: Job) -> None:
     job.start(*ROLES, prefix=SALLOC)
     children_by_host(job)
     kill_child("ps-0")
-    assert job.seconds_to_end() < 5
-    assert job.wait() == 137
+    assert job.wait(40) == 137  # not after the heartbeat timeout
     assert job.stderr.count("Root cause:") == 1
 
 
@@ -142,7 +141,7 @@ def test_killed_launcher_leaves_no_process_on_any_host(job: Job, process_mark: s
         p for p in marked_processes(process_mark) if "tf4slurm run" in p.command and "salloc" not in p.command
     ]
     os.kill(launcher.pid, signal.SIGKILL)
-    assert wait_until_gone(process_mark, timeout_seconds=15) == []
+    assert wait_until_gone(process_mark, timeout_seconds=30) == []
 
 
 def test_task_on_disconnected_host_is_lost_and_its_agent_ends_its_child(
@@ -154,7 +153,7 @@ def test_task_on_disconnected_host_is_lost_and_its_agent_ends_its_child(
     try:
         assert job.wait() == 7
         assert "it sent no heartbeat for 3 s" in job.stderr
-        assert wait_until_gone(process_mark, timeout_seconds=5) == []
+        assert wait_until_gone(process_mark, timeout_seconds=30) == []
     finally:
         lab.heal(host)
         lab.wait_idle()
@@ -242,7 +241,7 @@ def test_tasks_form_a_cluster_without_a_launcher(job: Job, lab: SlurmLab, code: 
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, str(job.children), stdout=subprocess.DEVNULL)
     assert sorted(children_by_host(job).values()) == sorted(lab.nodes)
     job.end_child("chief-0", code)
-    assert step.wait(30) == code
+    assert step.wait(60) == code
     assert job.result["exit_code"] == code
 
 
@@ -274,10 +273,10 @@ def test_scancel_ends_everything(tmp_path: Path, lab: SlurmLab, process_mark: st
     job_id = submit(lab, tmp_path, f"exec {shlex.join([*command, str(job.children)])}")
     children_by_host(job)
     lab.run("scancel", job_id)
-    assert wait_until((job.run_directory / "result.json").exists, 10)
+    assert wait_until((job.run_directory / "result.json").exists, 60)
     assert job.result["exit_code"] == 143
     assert lab.wait_for_job(job_id)[0] == "CANCELLED"
-    assert wait_until_gone(process_mark, timeout_seconds=5) == []
+    assert wait_until_gone(process_mark, timeout_seconds=30) == []
 
 
 @pytest.mark.parametrize("shell", [("srun", "-N1", "-n1"), ("srun", "-N1", "-n1", "-c1", "-m", "block", "--pty")])
@@ -325,7 +324,7 @@ def left_behind(mark: str, host: str) -> list[str]:
 
 
 def wait_for_leftovers(mark: str, host: str) -> None:
-    assert wait_until(lambda: len(left_behind(mark, host)) >= 5, 10), left_behind(mark, host)
+    assert wait_until(lambda: len(left_behind(mark, host)) >= 5, 60), left_behind(mark, host)
 
 
 @pytest.mark.parametrize("target", ["agent", "guard"])
@@ -342,7 +341,7 @@ def test_killed_agent_or_guard_leaves_no_process_of_its_script_before_the_step_e
     os.kill(launcher.pid, signal.SIGSTOP)  # the step continues
     try:
         (agent if target == "agent" else psutil.Process(agent.ppid())).kill()
-        assert wait_until(lambda: not left_behind(process_mark, host), 5), left_behind(process_mark, host)
+        assert wait_until(lambda: not left_behind(process_mark, host), 30), left_behind(process_mark, host)
     finally:
         os.kill(launcher.pid, signal.SIGCONT)
     assert job.wait() == 7
@@ -359,7 +358,7 @@ def test_killed_agent_of_a_task_without_a_launcher_leaves_no_process(
         "--ps",
         "1",
         "--heartbeat-timeout",
-        "2",
+        "10",
         "--heartbeat-interval",
         "0.5",
     )
@@ -368,7 +367,7 @@ def test_killed_agent_of_a_task_without_a_launcher_leaves_no_process(
     host = children_by_host(job)[target]
     wait_for_leftovers(process_mark, host)
     os.kill(psutil.Process(child_id(target)).ppid(), signal.SIGKILL)
-    assert wait_until(lambda: not left_behind(process_mark, host), 5), left_behind(process_mark, host)
+    assert wait_until(lambda: not left_behind(process_mark, host), 30), left_behind(process_mark, host)
     assert step.wait(30) == 7
     assert job.result["exit_code"] == 7
     assert job.result["cause"] == target.replace("-", "/")  # for rank 0, another task writes the result
@@ -383,7 +382,7 @@ def test_failed_evaluator_without_a_launcher_does_not_change_the_exit_code(job: 
     job.wait_for_child("chief-0")
     job.wait_for_event("not_restarted", "evaluator/0")  # it fails: child.py looks for its port in the cluster spec
     job.end_child("chief-0")
-    assert step.wait(30) == job.result["exit_code"] == 0
+    assert step.wait(60) == job.result["exit_code"] == 0
 
 
 @pytest.mark.parametrize("stopped", ["chief-0", "worker-1"])
@@ -394,7 +393,7 @@ def test_stopped_task_without_a_launcher_does_not_delay_srun(job: Job, lab: Slur
         "--ps",
         "1",
         "--heartbeat-timeout",
-        "2",
+        "10",
         "--heartbeat-interval",
         "0.5",
     )
@@ -402,7 +401,7 @@ def test_stopped_task_without_a_launcher_does_not_delay_srun(job: Job, lab: Slur
     step = lab.popen("srun", "-Q", "-N4", "-n4", *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children_by_host(job)
     os.kill(psutil.Process(child_id(stopped)).ppid(), signal.SIGSTOP)
-    assert step.wait(30) != 0
+    assert step.wait(60) != 0
 
 
 @pytest.mark.parametrize(
@@ -443,7 +442,7 @@ def test_ps_run_on_their_own_component(job: Job, lab: SlurmLab) -> None:
     assert {hosts["worker-0"], hosts["worker-1"]} == {"gpu-09", "r1-n2"}
     for name in ("worker-0", "worker-1"):
         job.end_child(name)
-    assert step.wait(30) == 0
+    assert step.wait(60) == 0
 
 
 def test_heterogeneous_allocation_gets_one_step_over_its_components(job: Job) -> None:

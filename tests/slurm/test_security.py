@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import CHILD, TF4SLURM, Job
+from tests.jobs import CHILD, HEARTBEAT_TIMEOUT, TF4SLURM, Job
 from tests.processes import marked_processes, read_process, wait_until
 from tests.slurm.lab import SlurmLab
 from tf4slurm.cluster import Address
@@ -27,7 +27,8 @@ class Step:
     def __init__(self, directory: Path, lab: SlurmLab, *prefix: str) -> None:
         self.job = Job(directory)
         self._output = directory / "output"
-        task = [*prefix, TF4SLURM, "task", "--runs-directory", str(directory / "runs"), *ROLES, "--"]
+        task = [*prefix, TF4SLURM, "task", "--runs-directory", str(directory / "runs"), *ROLES]
+        task += ["--heartbeat-timeout", HEARTBEAT_TIMEOUT, "--"]
         with self._output.open("w") as file:
             self.srun = lab.popen(
                 *("srun", "-Q", "-N4", "-n4", *task, sys.executable, str(CHILD), str(self.job.children)),
@@ -50,7 +51,7 @@ class Step:
     def close(self) -> None:
         if self.srun.poll() is None:
             self.srun.terminate()  # srun ends its tasks
-            self.srun.wait(30)
+            self.srun.wait(60)
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_task_whose_script_outlives_that_of_rank_0_ends_with_its_script(tmp_path
     result = lab.run("srun", "-Q", "-N2", "-n2", "bash", "-c", shell, cwd=tmp_path)
     seconds = list(map(float, result.stdout.split()))
     assert len(seconds) == 2
-    assert max(seconds) < 5  # from the end of a script to the exit of its process
+    assert max(seconds) < 12  # from the end of a script to the exit of its process; a missing task would cost 15 s
 
 
 def test_two_simultaneous_steps_have_separate_cluster_specs(tmp_path: Path, lab: SlurmLab) -> None:

@@ -22,7 +22,7 @@ mine = directory / f"{{role}}-{{index}}"
 mine.with_suffix(".draft").write_text(f"{{os.environ['SLURMD_NODENAME']}} {{os.getpid()}}")
 mine.with_suffix(".draft").rename(mine)
 if role == "ps":
-    ending = tf4slurm.shutdown.wait_for_workers(timeout_seconds=60)
+    ending = tf4slurm.shutdown.wait_for_workers(timeout_seconds=150)
     print(role, index, "done", *map(str, ending.done), "failed", *map(str, ending.failed), flush=True)
     (directory / f"{{role}}-{{index}}-left").write_text(str(time.time()))
 else:
@@ -50,7 +50,7 @@ class Step:
             stderr=subprocess.STDOUT,
         )
 
-    def wait_for(self, *names: str, timeout_seconds: float = 30) -> None:
+    def wait_for(self, *names: str, timeout_seconds: float = 60) -> None:
         for name in names:
             path = self.directory / name
             assert wait_until(path.exists, timeout_seconds), f"no {name}: {self.output}"
@@ -93,7 +93,7 @@ def test_all_tasks_end_when_the_last_worker_has_finished(step: Step) -> None:
     time.sleep(0.5)
     assert not (step.directory / "ps-1-left").exists()
     step.end("worker-1")
-    assert step.process.wait(20) == 0
+    assert step.process.wait(60) == 0
     for index in (0, 1):
         assert f"ps {index} done worker/0 worker/1 failed\n" in step.output
 
@@ -104,7 +104,7 @@ def test_failed_worker_counts_as_finished(step: Step, how: str) -> None:
     step.wait_for(*ALL)
     step.end("worker-0", how)
     step.end("worker-1")
-    assert step.process.wait(20) != 0
+    assert step.process.wait(60) != 0
     for index in (0, 1):
         assert f"ps {index} done worker/1 failed worker/0\n" in step.output
 
@@ -117,5 +117,5 @@ def test_other_ps_exits_when_the_host_of_the_service_is_killed(step: Step, lab: 
     lab.on(node, "kill", "-9", process_id)
     for name in ("worker-0", "worker-1"):
         step.end(name)
-    assert step.process.wait(40) != 0
+    assert step.process.wait(60) != 0
     assert "ps 1 done" in step.output

@@ -193,7 +193,7 @@ def test_cancelled_batch_job_ends_on_all_hosts(site: SlurmLab, job: Job, process
         job.wait_for_child(name, timeout_seconds=120)
     site.run("scancel", job_id)
     assert site.wait_for_job(job_id)[0] == "CANCELLED"
-    assert wait_until((job.run_directory / "result.json").exists, 10)
+    assert wait_until((job.run_directory / "result.json").exists, 60)
     assert job.result["exit_code"] == 143
     assert wait_until_gone(process_mark, timeout_seconds=30) == []
 

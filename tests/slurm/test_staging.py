@@ -120,7 +120,8 @@ def test_unused_copies_make_room_and_used_ones_stay(job: Job, lab: SlurmLab, dis
         lab.on(node, "touch", parent / name / ".complete")
         lab.on(node, "touch", "-d", "1 hour ago", parent / name)
     lab.on(node, "dd", "if=/dev/zero", f"of={disks}/filling", "bs=1k", "count=2040", check=False)
-    user = lab.popen_on(node, "flock", "-Fs", parent / "env-used", "sleep", "60", stdin=subprocess.DEVNULL, stdout=None)
+    lock = ("flock", "-Fs", parent / "env-used", "sleep", "300")
+    user = lab.popen_on(node, *lock, stdin=subprocess.DEVNULL, stdout=None)
     try:
         start(job, disks)
         assert job.wait(60) == 0, job.stderr
@@ -179,12 +180,12 @@ def test_stop_during_the_copy_ends_the_job_and_its_programs(
     (programs / "sbcast").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     start(job, disks)
-    assert wait_until(lambda: any("sleep 100" in process.command for process in marked_processes(process_mark)), 30)
+    assert wait_until(lambda: any("sleep 100" in process.command for process in marked_processes(process_mark)), 60)
     (launcher,) = [p for p in marked_processes(process_mark) if p.command.split()[1:3] == [TF4SLURM, "run"]]
     os.kill(launcher.pid, signal.SIGTERM)
-    assert job.wait(20) == 143
+    assert job.wait(60) == 143
     assert job.result["state"] == "STOPPED"
-    assert wait_until_gone(process_mark, timeout_seconds=5) == []
+    assert wait_until_gone(process_mark, timeout_seconds=30) == []
 
 
 def copy_packages(site_packages: Path) -> None:

@@ -82,7 +82,7 @@ def check_end(lab: SlurmLab, directory: Path, job: str, state: str, exit_code: i
     result = results(directory)[-1]
     assert (result["state"], result["exit_code"]) == (state, exit_code)
     words = rf"^{state} (in|with exit code {exit_code} after) "
-    assert wait_until(lambda: re.search(words, output(directory), re.MULTILINE) is not None, 10), output(directory)
+    assert wait_until(lambda: re.search(words, output(directory), re.MULTILINE) is not None, 60), output(directory)
     *_, report = sorted((directory / "runs").glob("*/report.html"))
     assert output(directory).splitlines()[-1] == f"report: {report}"
     assert f"{report.parent.name}: {state}</title>" in report.read_text()
@@ -100,9 +100,9 @@ def test_scancel_lets_the_chief_save(lab: SlurmLab, tmp_path: Path) -> None:
     job = submit(lab, tmp_path)
     wait_until_ready(tmp_path)
     lab.run("scancel", job)
-    wait_for(tmp_path, "saved-0", timeout_seconds=10)
+    wait_for(tmp_path, "saved-0", timeout_seconds=60)
     assert lab.wait_for_job(job)[0] == "CANCELLED"
-    assert wait_until(lambda: bool(results(tmp_path)), 10)
+    assert wait_until(lambda: bool(results(tmp_path)), 60)
     (result,) = results(tmp_path)
     check_end(lab, tmp_path, job, "STOPPED", 143)
     states = {task["task"]: task["state"] for task in result["tasks"]}
@@ -128,7 +128,7 @@ def test_epilogue_runs_when_slurm_ends_the_job(lab: SlurmLab, tmp_path: Path, re
     if reason == "scancel":
         lab.run("scancel", job)
     assert lab.wait_for_job(job, timeout_seconds=120)[0] == ("CANCELLED" if reason == "scancel" else "TIMEOUT")
-    wait_for(tmp_path, "saved-0", "epilogue-0", timeout_seconds=10)
+    wait_for(tmp_path, "saved-0", "epilogue-0", timeout_seconds=60)
     check_end(lab, tmp_path, job, "STOPPED", 143)
 
 
@@ -229,9 +229,9 @@ def test_job_that_is_requeued_waits_in_the_queue_and_resumes(lab: SlurmLab, tmp_
         found: list[dict[str, Any]] = json.loads(lab.run(TF4SLURM, "status", "--json", job).stdout)
         return found[0]
 
-    assert wait_until(lambda: bool(results(tmp_path)), 30)
+    assert wait_until(lambda: bool(results(tmp_path)), 60)
     assert results(tmp_path)[0]["state"] == "REQUEUED"
-    assert wait_until(lambda: status()["state"] == "PENDING", 30, poll_seconds=0.3), status()
+    assert wait_until(lambda: status()["state"] == "PENDING", 60, poll_seconds=0.3), status()
     assert ". The last attempt was REQUEUED: The job was stopped: " in status()["reason"]
     assert (status()["exit_code"], status()["phase"], status()["tasks"]) == (None, None, [])
     lab.release(job)
@@ -277,7 +277,7 @@ def test_preemption_saves_and_requeues(
     )
     assert len(list(tmp_path.glob("epilogue-*"))) == (2 if has_epilogue else 0)
     assert [result["requeued"] for result in results(tmp_path)] == ["preemption", None]
-    assert wait_until(lambda: not lab.queue(), 20), "it is not requeued once more"
+    assert wait_until(lambda: not lab.queue(), 60), "it is not requeued once more"
     assert doubt in output(tmp_path)
 
 

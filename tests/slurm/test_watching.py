@@ -94,7 +94,7 @@ def test_running_job_has_status_and_logs_and_is_cancelled_and_resumed(watcher: W
     assert (status["state"], status["phase"], status["limit"]) == ("RUNNING", "training", "5:00")
     assert sorted(task["node"] for task in status["tasks"]) == sorted(watcher.lab.nodes)
     assert all(task["memory_bytes"] > 0 for task in status["tasks"]) or wait_until(
-        lambda: all(task["memory_bytes"] > 0 for task in watcher.status(job_id)["tasks"]), 30, poll_seconds=0.5
+        lambda: all(task["memory_bytes"] > 0 for task in watcher.status(job_id)["tasks"]), 60, poll_seconds=0.5
     )
     assert watcher.run("logs", job_id, "worker/1").stdout == "hello from worker/1 with two words\n"
     assert re.search(rf"^{job_id} +train-{job_id} +RUNNING", watcher.run("list").stdout, re.MULTILINE)
@@ -121,7 +121,7 @@ def test_state_of_a_job_without_a_launcher_is_that_of_the_accounting(accounting_
     watcher = Watcher(accounting_lab, tmp_path)
     job_id = watcher.submit("--single")
     assert watcher.run("wait", job_id).returncode == 1  # the script needs a task of tf4slurm
-    assert wait_until(lambda: "accounting" in watcher.status(job_id)["reason"], 30, poll_seconds=0.5)
+    assert wait_until(lambda: "accounting" in watcher.status(job_id)["reason"], 60, poll_seconds=0.5)
     assert watcher.status(job_id)["state"] == "FAILED"
 
 
@@ -137,7 +137,7 @@ def test_sites_and_partitions_are_completed(watcher: Watcher) -> None:
 
     names = [f"plain,{name}" for name in partitions(watcher.lab)]
     # Completion waits for the controller for 2 s at most.
-    assert wait_until(lambda: complete("tf4slurm submit --partition ") == names, timeout_seconds=30)
+    assert wait_until(lambda: complete("tf4slurm submit --partition ") == names, timeout_seconds=60)
     assert complete("tf4slurm submit --site ces") == ["plain,cesga-ft3"]
 
 

@@ -27,7 +27,7 @@ def main(directory: Path) -> None:
     name = f"{step.job_id}.{step.step_id}"
     (directory / f"{name}-{step.rank}").write_text(json.dumps(layouts))
     # Slurm forgets a component of a heterogeneous step once its tasks have ended.
-    assert wait_until(lambda: len([*directory.glob(f"{name}-*")]) == step.num_tasks, timeout_seconds=20)
+    assert wait_until(lambda: len([*directory.glob(f"{name}-*")]) == step.num_tasks, timeout_seconds=60)
     print(name, socket.gethostname())
 
 
