@@ -123,7 +123,7 @@ class ElasticCluster:
         """Send the wanted workers to the chief."""
         self.channel.desired = DesiredState(workers=tuple(self.wanted.items()))
 
-    def wait_for(self, used: Collection[int], timeout_seconds: float = 20.0) -> float:
+    def wait_for(self, used: Collection[int], timeout_seconds: float = 60.0) -> float:
         """Wait until the chief uses exactly these workers; return the seconds."""
         started = time.monotonic()
         expected = tuple(sorted(used))

@@ -40,15 +40,15 @@ class Tasks:
     def output(self, name: str) -> str:
         return self._path(name).read_text(errors="replace")
 
-    def wait_for_line(self, name: str, text: str, timeout_seconds: float = 60) -> None:
+    def wait_for_line(self, name: str, text: str, timeout_seconds: float = 100) -> None:
         assert wait_until(lambda: text in self.output(name), timeout_seconds), self.output(name)
 
-    def wait(self, name: str, timeout_seconds: float = 60) -> int:
+    def wait(self, name: str, timeout_seconds: float = 100) -> int:
         """Wait for the end of a task; return its exit code."""
         assert wait_until(lambda: self._processes[name].poll() is not None, timeout_seconds), self.output(name)
         return self._processes[name].wait()
 
-    def wait_all(self, names: Sequence[str], timeout_seconds: float = 90) -> list[int]:
+    def wait_all(self, names: Sequence[str], timeout_seconds: float = 150) -> list[int]:
         deadline = time.monotonic() + timeout_seconds
         return [self.wait(name, deadline - time.monotonic()) for name in names]
 

@@ -26,7 +26,7 @@ def script(name: str) -> tuple[str, str]:
 def test_chief_continues_to_read_after_data_worker_and_dispatcher_are_killed(job: Job, tmp_path: Path) -> None:
     go = tmp_path / "go"
     roles = ("--ps", "0", "--workers", "0", "--data-workers", "2")
-    job.start(*roles, "--heartbeat-timeout", "4", command=(*script("read_on.py"), str(go)))
+    job.start(*roles, command=(*script("read_on.py"), str(go)))
     assert wait_until(lambda: "has read 1\n" in job.stdout, timeout_seconds=120), job.stdout + job.stderr
     job.wait_for_event("serving", "data-worker/1", timeout_seconds=120)
     os.kill(child_of("data-worker/1"), signal.SIGKILL)

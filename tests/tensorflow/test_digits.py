@@ -96,8 +96,7 @@ def test_killed_ps_ends_the_job_and_the_next_job_resumes(job: Job, tmp_path: Pat
     start(job, "--checkpoint-dir", str(checkpoints))
     wait_for_epoch(job, 3)
     os.kill(child_of("ps/0"), signal.SIGKILL)
-    assert job.seconds_to_end() < 5
-    assert job.wait() == 137
+    assert job.wait(40) == 137  # not after the heartbeat timeout
     assert job.stderr.count("Root cause:") == 1
     (tmp_path / "again").mkdir()
     again = Job(tmp_path / "again")

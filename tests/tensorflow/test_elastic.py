@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 EVENTS = 25
 
 
-def run(*arguments: object, limit_seconds: int = 60) -> str:
+def run(*arguments: object, limit_seconds: int = 120) -> str:
     """Run a scenario of elastic_training.py in another process, which checks it; return the output."""
     command = [sys.executable, "-m", "tests.tensorflow.elastic_training", *map(str, arguments)]
     environ = os.environ | {"LIMIT_SECONDS": str(limit_seconds)}

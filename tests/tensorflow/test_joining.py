@@ -91,7 +91,7 @@ class Training:
         (self.job.children / "finish").touch()
         assert self.job.wait(_SECONDS) == 0, self.job.stderr
         for guest in self.guests:
-            guest.communicate(timeout=30)
+            guest.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_worker_joins_trains_and_leaves(training: Training) -> None:
     assert wait_until(lambda: training.lines()[-1].by_worker[2:] > (0,), _SECONDS), training.job.events
     training.job.wait_for_event("joined", "worker/2")
     training.leave(training.guests[0])
-    training.guests[0].communicate(timeout=30)
+    training.guests[0].communicate(timeout=60)
     assert training.guests[0].returncode == 0
     training.wait_for_step_after(time.time())
     assert not any(training.lines()[-1].by_worker[2:])

@@ -113,7 +113,7 @@ def test_local_cluster_ends_with_its_process(tmp_path: Path, process_mark: str) 
     finally:
         os.kill(notebook.pid, signal.SIGKILL)
         notebook.wait()
-    assert not wait_until_gone(process_mark, 10)
+    assert not wait_until_gone(process_mark, 30)
 
 
 def test_failed_start_shows_the_launchers_output(tmp_path: Path) -> None:

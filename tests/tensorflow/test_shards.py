@@ -36,11 +36,18 @@ def counts(job: Job) -> list[int]:
     return [int(number) for number in found[-1]]
 
 
+def go(job: Job) -> None:
+    """Let the workers train beyond step 30."""
+    (job.directory / "checkpoints").mkdir(exist_ok=True)
+    (job.directory / "checkpoints" / "go").touch()
+
+
 def wait_for_checkpoint(job: Job) -> None:
     assert wait_until(lambda: any((job.directory / "checkpoints").glob("*.index")), 100), job.stderr
 
 
 def test_workers_train_each_row_once_per_epoch(job: Job) -> None:
+    go(job)
     start(job)
     assert job.wait(90) == 0, job.stderr
     assert counts(job) == [EPOCHS, EPOCHS, EPOCHS * ROWS]
@@ -52,6 +59,7 @@ def test_no_row_is_lost_with_a_killed_task(job: Job, victim: str) -> None:
     start(job, "--max-attempts", "2")
     wait_for_checkpoint(job)
     os.kill(child_of(victim), signal.SIGKILL)
+    go(job)
     assert job.wait(120) == 0, job.stderr
     lowest, _, total = counts(job)
     assert lowest >= EPOCHS
