@@ -26,16 +26,12 @@ from tests.jobs import NAMES, ROLES, Job
 from tests.processes import MARK_VARIABLE, kill_leftovers, marked_processes, read_process, wait_until, wait_until_gone
 
 HEARTBEAT_TIMEOUT_SECONDS = 1.5
-_OPTIONS = (
-    "--heartbeat-timeout",
-    f"{HEARTBEAT_TIMEOUT_SECONDS}",
-    "--heartbeat-interval",
-    "0.3",
-    "--start-timeout",
-    "8",
-    "--grace-period",
-    "1",
-)
+_SECONDS_OF_OPTIONS = {
+    "--heartbeat-timeout": HEARTBEAT_TIMEOUT_SECONDS,
+    "--heartbeat-interval": 0.3,
+    "--start-timeout": 8.0,
+    "--grace-period": 1.0,
+}
 _RUN_SECONDS = (0.4, 4.0)  # from the start of the job until the chief is asked to exit
 _LATE_FAULT_SECONDS = 0.4  # a fault may be injected until so long after that
 _END_SECONDS = 30.0  # the slowest end: an agent is stopped before it registers, and the start times out
@@ -89,6 +85,7 @@ class RandomFault:
     at_seconds: float
     stopped_seconds: float
     run_seconds: float
+    slowness: float = 1.0
 
     def __str__(self) -> str:
         return f"{self.action} to {self.target} after {self.at_seconds:.3f} s of {self.run_seconds:.3f} s"
@@ -96,7 +93,7 @@ class RandomFault:
     def explained_codes(self, *, has_hit: bool) -> frozenset[int]:
         """Return the exit codes that this fault explains; `has_hit` is whether the target existed."""
         consequence = _CONSEQUENCES[self.kind, self.action]
-        is_sure = has_hit and self.at_seconds + consequence.sure_seconds < self.run_seconds
+        is_sure = has_hit and self.at_seconds + self.slowness * consequence.sure_seconds < self.run_seconds
         return consequence.codes if is_sure else consequence.codes | {0}
 
     @property
@@ -105,8 +102,8 @@ class RandomFault:
         return self.target.partition(" ")[0].partition("-")[0]
 
 
-def choose_fault(seed: int, number: int) -> RandomFault:
-    """Return the fault of this job of this seed."""
+def choose_fault(seed: int, number: int, slowness: float = 1.0) -> RandomFault:
+    """Return the fault of this job of this seed; `slowness` is the factor of all its times."""
     generator = random.Random(f"{seed} {number}")
     kind = generator.choice(("child", "child", "agent", "launcher"))
     name = generator.choice(NAMES)
@@ -114,26 +111,30 @@ def choose_fault(seed: int, number: int) -> RandomFault:
     target = {"child": name, "agent": f"agent of {name}", "launcher": "launcher"}[kind]
     run_seconds = generator.uniform(*_RUN_SECONDS)
     at_seconds = generator.uniform(0.0, run_seconds + _LATE_FAULT_SECONDS)
-    return RandomFault(
-        target, generator.choice(faults), at_seconds, generator.uniform(0.1, 2 * HEARTBEAT_TIMEOUT_SECONDS), run_seconds
-    )
+    action, stopped_seconds = generator.choice(faults), generator.uniform(0.1, 2 * HEARTBEAT_TIMEOUT_SECONDS)
+    times = (slowness * seconds for seconds in (at_seconds, stopped_seconds, run_seconds))
+    return RandomFault(target, action, *times, slowness)
 
 
-def run_job(seed: int, number: int, directory: Path) -> str:
+def run_job(seed: int, number: int, directory: Path, slowness: float = 1.0) -> str:
     """Run one job with its fault; return a description of its end.
+
+    Args:
+        slowness: Factor of all times and timeouts, for a machine that is busy with other work.
 
     Raises:
         AssertionError: The job hung, left a process behind, or ended with an exit code that the fault does not explain.
     """
-    fault = choose_fault(seed, number)
+    fault = choose_fault(seed, number, slowness)
+    options = [word for name, seconds in _SECONDS_OF_OPTIONS.items() for word in (name, f"{slowness * seconds:g}")]
     mark = os.environ[MARK_VARIABLE]
     job = Job(directory)
     started = time.monotonic()
-    job.start(*ROLES, *_OPTIONS)
+    job.start(*ROLES, *options)
     assert job.process is not None
     try:
         is_injected, has_hit, resume_at = False, False, float("inf")
-        while job.process.poll() is None and time.monotonic() - started < _END_SECONDS:
+        while job.process.poll() is None and time.monotonic() - started < slowness * _END_SECONDS:
             elapsed = time.monotonic() - started
             if not is_injected and elapsed >= fault.at_seconds:
                 is_injected = True
@@ -147,10 +148,10 @@ def run_job(seed: int, number: int, directory: Path) -> str:
                 job.end_child("chief-0")
             wait_until(lambda: job.process is None or job.process.poll() is not None, 0.01, poll_seconds=0.005)
         code = job.process.poll()
-        assert code is not None, f"it hangs after {_END_SECONDS} s"
+        assert code is not None, f"it hangs after {slowness * _END_SECONDS} s"
         explained = fault.explained_codes(has_hit=has_hit)
         assert code in explained, f"exit code {code} is not one of {sorted(explained)}"
-        left = wait_until_gone(mark, _GONE_SECONDS)
+        left = wait_until_gone(mark, slowness * _GONE_SECONDS)
         assert not left, f"left behind: {left}"
         return f"{fault}: exit code {code} after {time.monotonic() - started:.1f} s"
     except AssertionError as error:

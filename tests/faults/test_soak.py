@@ -9,13 +9,14 @@ import pytest
 from tests.faults.soak import choose_fault, run_job
 
 SEED = 52
+SLOWNESS = 4.0  # the heartbeat timeout is 6 s
 
 
 @pytest.mark.parametrize(
     "number", [*range(5), *(pytest.param(number, marks=pytest.mark.long) for number in range(5, 10))]
 )
 def test_job_with_random_fault_ends_with_explained_exit_code(tmp_path: Path, process_mark: str, number: int) -> None:
-    assert run_job(SEED, number, tmp_path)
+    assert run_job(SEED, number, tmp_path, SLOWNESS)
 
 
 def test_short_run_covers_all_kinds_of_targets() -> None:
