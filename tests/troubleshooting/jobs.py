@@ -21,6 +21,13 @@ config = json.loads(os.environ["TF_CONFIG"])
 port = config["cluster"][role][config["task"]["index"]].rpartition(":")[2]
 server = socket.create_server(("", int(port)), reuse_port=True)
 """
+FAILS_TWICE = """
+if role == "worker":
+    open("failures", "a").write("x")
+    sys.exit(3)
+while not os.path.exists("failures") or os.path.getsize("failures") < 2:
+    time.sleep(0.02)
+"""
 IDLE = """
 import os, time
 import tensorflow as tf
@@ -43,7 +50,7 @@ def during(make_mistake: Callable[[Job], None], *options: str, is_long: bool = F
     """Make a mistake while the tasks of a job run."""
 
     def produce(place: Workplace) -> str:
-        place.job.start("--ps", "1", "--workers", "1", *QUICK, *options)
+        place.job.start("--ps", "1", "--workers", "1", *options)
         for name in ("chief-0", "ps-0", "worker-0"):
             place.job.wait_for_child(name)
         make_mistake(place.job)
@@ -80,16 +87,16 @@ def ignored_stop(place: Workplace) -> str:
     place.write("train.py", f"{ROLE}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('trains')\ntime.sleep(60)\n")
     command = (sys.executable, str(place.directory / "train.py"))
     place.job.start("--ps", "0", "--workers", "0", "--grace-period", "1", command=command)
-    assert wait_until(lambda: "trains" in place.job.stdout, 20)
+    assert wait_until(lambda: "trains" in place.job.stdout, 60)
     stop(place.job)
     place.job.wait()
     return place.job.stderr
 
 
 def killed_launcher(place: Workplace) -> str:
-    during(lambda job: job.process.kill() if job.process else None).produce(place)
+    during(lambda job: job.process.kill() if job.process else None, *QUICK).produce(place)
     run_directory = place.job.run_directory
-    wait_until(lambda: "LOST" in place.tf4slurm("status", str(run_directory)), 10)
+    wait_until(lambda: "LOST" in place.tf4slurm("status", str(run_directory)), 60)
     return place.tf4slurm("status", str(run_directory))
 
 
@@ -112,7 +119,7 @@ def full_disk(place: Workplace) -> str:
         place.job.start("--ps", "0", "--workers", "0")
         place.job.wait_for_child("chief-0")
         fill(place.job.directory / "runs")
-        assert wait_until(lambda: "is not recorded" in place.job.stderr, 20)
+        assert wait_until(lambda: "is not recorded" in place.job.stderr, 60)
         place.job.end_child("chief-0")
         place.job.wait()
         return place.job.stderr
@@ -135,13 +142,13 @@ JOBS: Table = {
         is_long=True,
     ),
     "was killed by signal 9": during(kill_child),
-    "restart 1 of at most": script("if role == 'worker': sys.exit(3)\ntime.sleep(1)\n", "--max-worker-restarts", "1"),
+    "restart 1 of at most": script(FAILS_TWICE, "--max-worker-restarts", "1"),
     "exited with code 0 before the job was done": script(
         "if role == 'ps': sys.exit(0)\ntime.sleep(1 if role == 'chief' else 60)\nsys.exit(3)\n",
         is_long=True,
     ),
     "its agent was killed": during(kill_agent, is_long=True),
-    "it sent no heartbeat": during(stop_agent, is_long=True),
+    "it sent no heartbeat": during(stop_agent, *QUICK, is_long=True),
     "The launcher was killed": Producer(killed_launcher, is_long=True),
     "The job was stopped": during(stop, "--grace-period", "1"),
     "the grace period of": Producer(ignored_stop, is_long=True),

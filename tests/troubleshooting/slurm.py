@@ -52,7 +52,7 @@ def pending(*options: str) -> Producer:
         sbatch = [word for option in options for word in ("--sbatch", option)]
         job_id = place.login(TF4SLURM, "submit", *ROLES, *sbatch, "--", "true").splitlines()[0]
         # Slurm shows PartitionConfig until its scheduler has compared the job with each limit.
-        wait_until(lambda: place.login("squeue", "-ho", "%r").strip() not in ("", "None", "PartitionConfig"), 30)
+        wait_until(lambda: place.login("squeue", "-ho", "%r").strip() not in ("", "None", "PartitionConfig"), 60)
         state = place.login(TF4SLURM, "status", job_id)
         place.lab.cancel_all()
         return state
@@ -89,11 +89,11 @@ def unknown_module(place: Workplace) -> str:
 
 
 def cancelled(place: Workplace) -> str:
-    place.batch("hostname; sleep 60", wait=False)
+    place.batch("hostname; sleep 300", wait=False)
     output = place.directory / "slurm.out"
-    wait_until(lambda: output.exists() and bool(output.read_text()), 20)
+    wait_until(lambda: output.exists() and bool(output.read_text()), 60)
     place.lab.cancel_all()
-    wait_until(lambda: "CANCELLED" in output.read_text(), 20)
+    wait_until(lambda: "CANCELLED" in output.read_text(), 60)
     return output.read_text()
 
 

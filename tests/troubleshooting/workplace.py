@@ -25,7 +25,7 @@ class Workplace:
     directory: Path
     request: pytest.FixtureRequest
 
-    def shell(self, *command: str, env: Mapping[str, str] | None = None, timeout_seconds: float = 60) -> str:
+    def shell(self, *command: str, env: Mapping[str, str] | None = None, timeout_seconds: float = 120) -> str:
         """Run any command here."""
         home = {"XDG_CONFIG_HOME": str(self.directory / "config"), "XDG_STATE_HOME": str(self.directory / "state")}
         done = subprocess.run(
@@ -46,7 +46,7 @@ class Workplace:
         (self.directory / name).write_text(text)
         return name
 
-    def run_script(self, text: str, *options: str, timeout_seconds: float = 60) -> str:
+    def run_script(self, text: str, *options: str, timeout_seconds: float = 120) -> str:
         """Run a job of a chief, a ps and a worker with this script."""
         roles = ("--ps", "1", "--workers", "1")
         command = (TF4SLURM, "run", *roles, *options, "--", sys.executable, self.write(TRAIN, text))
