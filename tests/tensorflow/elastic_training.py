@@ -368,6 +368,14 @@ def shards_for_newcomers() -> None:
         counts = tf.Variable(tf.zeros([2000]))
         step = tf.Variable(0, dtype=tf.int64)
     shards = tf4slurm.data_shards(2000, shard_size=10, epochs=1)
+    take, has_joined = shards.take, threading.Event()
+
+    def take_and_leave_some(*arguments: Any, **options: Any) -> Any:
+        if int(step.numpy()) > 100:
+            assert has_joined.wait(60)
+        return take(*arguments, **options)
+
+    shards.take = take_and_leave_some  # type: ignore[method-assign]
 
     def train(rows: tf.Tensor) -> None:
         counts.scatter_add(tf.IndexedSlices(tf.ones_like(rows, tf.float32), rows))
@@ -378,6 +386,7 @@ def shards_for_newcomers() -> None:
     def join_later() -> None:
         assert wait_until(lambda: int(step.numpy()) > 20, 60)
         join(cluster, 1)
+        has_joined.set()
 
     joining = threading.Thread(target=join_later)
     joining.start()
