@@ -112,8 +112,8 @@ def choose_fault(seed: int, number: int, slowness: float = 1.0) -> RandomFault:
     run_seconds = generator.uniform(*_RUN_SECONDS)
     at_seconds = generator.uniform(0.0, run_seconds + _LATE_FAULT_SECONDS)
     action, stopped_seconds = generator.choice(faults), generator.uniform(0.1, 2 * HEARTBEAT_TIMEOUT_SECONDS)
-    times = (slowness * seconds for seconds in (at_seconds, stopped_seconds, run_seconds))
-    return RandomFault(target, action, *times, slowness)
+    at, stopped, run = (slowness * seconds for seconds in (at_seconds, stopped_seconds, run_seconds))
+    return RandomFault(target, action, at, stopped, run, slowness)
 
 
 def run_job(seed: int, number: int, directory: Path, slowness: float = 1.0) -> str:
