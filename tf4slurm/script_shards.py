@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -125,19 +126,30 @@ class DataShards(Iterator[Shard]):
         self._channel: ScriptChannel | None = None
         self._leases: ShardLeases | None = None  # without an agent
         self._in_hand: set[int] = set()
+        self._again: set[int] = set()  # of these, those that a `for` loop has still to repeat
         self._done: set[int] = set()  # the launcher has not yet confirmed them
         self._finished, self._leased_at = 0, 0.0  # shards finished since the loop last leased some, at this time
         self._process = 0
         if position is not None:
             self.restore(position)
 
-    def __next__(self) -> Shard:
-        self.done()
+    def __iter__(self) -> DataShards:
+        """Begin a `for` loop. It repeats the shards in hand of an earlier loop that ended with an error or `break`."""
         self._begin()
+        self._again = set(self._in_hand)
+        return self
+
+    def __next__(self) -> Shard:
+        self._begin()
+        self._finish(self._in_hand - self._again)
+        if self._again and not self.is_stopped:
+            number = min(self._again)
+            self._again.remove(number)
+            return self._shard(number)
         self._read()
-        if self._free() and not self._is_stopped:
+        if self._free() and not self.is_stopped:
             return self._take_free()
-        shard = self.take(0 if self._is_stopped else self._count_ahead())
+        shard = self.take(0 if self.is_stopped else self._count_ahead())
         self._finished, self._leased_at = 0, time.monotonic()
         # so that `position` leases none ahead: the loop leases the next ones, at the speed that it measures then
         self._request = dataclasses.replace(self._request, capacity=min(self._request.capacity, 1))
@@ -146,7 +158,9 @@ class DataShards(Iterator[Shard]):
         return shard
 
     def take(self, capacity: int = 1, *, wait: bool = True) -> Shard | None:
-        """Return one more shard; None if `capacity` shards are in hand, all are done, or the job was asked to stop.
+        """Return one more shard; None if there is none now or no more.
+
+        There is none now if `capacity` shards are `in_hand` already. There are no more if `is_over` or `is_stopped`.
 
         Args:
             capacity: The number of shards that this process wants in hand, at most 1,000. The launcher leases them
@@ -162,22 +176,42 @@ class DataShards(Iterator[Shard]):
         if len(self._in_hand) >= capacity:
             return None
         if wait:
-            self._wait_until(lambda: bool(self._free() or self._grant.is_over or self._is_stopped), None)
+            self._wait_until(lambda: bool(self._free() or self._grant.is_over or self.is_stopped), None)
         if self._sent is not None and self._sent.start is not None and self._request.start is None:
             self._exchange()  # without the start, so that later messages are short
         if self._grant.is_over and self._channel is not None and self._sent is not None:
             self._channel.send_shards(self._request.token, None)
-        return None if self._is_stopped or not self._free() else self._take_free()
+        return None if self.is_stopped or not self._free() else self._take_free()
+
+    @property
+    def in_hand(self) -> tuple[Shard, ...]:
+        """The shards that this process has taken and has not reported done, in their order."""
+        self._begin()
+        return tuple(map(self._shard, sorted(self._in_hand)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all shards of all processes are done, by the launcher's last answer."""
+        return self._grant.is_over
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the job was asked to stop, so that no more shards are leased."""
+        return self._channel is not None and bool(self._channel.desired.stop_reason)
 
     def done(self, *shards: Shard) -> None:
         """Report these shards done, or without arguments all in hand; sent with the next `take` or `position`.
 
         In a `for` loop, call it before a save within the loop; the loop itself reports its shards when it leases the
-        next ones. After a `break`, call `position` to report those that are done.
+        next ones. A shard that you have trained before a `break` is done only if you call this; `position` sends it.
         """
-        numbers = ({shard.number for shard in shards} if shards else set(self._in_hand)) & self._in_hand
+        self._finish({shard.number for shard in shards} if shards else self._in_hand)
+
+    def _finish(self, finished: set[int]) -> None:
+        numbers = finished & self._in_hand
         self._done |= numbers
         self._in_hand -= numbers
+        self._again -= numbers
         self._finished += len(numbers)
 
     def position(self) -> dict[str, Any]:
@@ -239,32 +273,31 @@ class DataShards(Iterator[Shard]):
         seconds = max(time.monotonic() - self._leased_at, 0.001)
         return min(max(round(self._finished * _LEASE_SECONDS / seconds), 1), _MAX_LEASED)
 
-    @property
-    def _is_stopped(self) -> bool:
-        return self._channel is not None and bool(self._channel.desired.stop_reason)
-
     def _exchange(self, **changes: Any) -> None:
         """Send the request if it has changed, and read the launcher's latest answer."""
         self._begin()
         done = tuple(sorted(self._done))
         self._request = dataclasses.replace(self._request, done=done, **changes)
         if self._request != self._sent:
-            self._sent = self._request
             if self._channel is not None:
                 self._channel.send_shards(self._request.token, self._request)
             elif self._leases is not None:
-                self._leases.update(0, (self._request,))
+                leases = copy.deepcopy(self._leases)  # a Ctrl-C in the update leaves the old ones
+                leases.update(0, (self._request,))
+                self._leases = leases
+            self._sent = self._request  # last: after a Ctrl-C the next call sends it
         self._read()
 
     def _begin(self) -> None:
         """Begin to lease shards in this process, which may be a fork of another one. Idempotent."""
         if self._process == os.getpid():
             return
-        self._process, self._channel = os.getpid(), find_script_channel()
+        self._channel = find_script_channel()
         self._leases = ShardLeases() if self._channel is None else None
         self._request = dataclasses.replace(self._request, token=os.urandom(8).hex(), position_request=0)
         self._grant, self._sent = ShardGrant(self._request.token), None
-        self._in_hand, self._done, self._finished = set(), set(), 0
+        self._in_hand, self._again, self._done, self._finished = set(), set(), set(), 0
+        self._process = os.getpid()  # last: after a Ctrl-C the next call begins again
 
     def _read(self) -> None:
         """Read the launcher's latest answer, which may be older than the last request."""

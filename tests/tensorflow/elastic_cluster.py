@@ -74,20 +74,21 @@ class ServerStarter:
 
 
 class ElasticCluster:
-    """A chief, in this process, with a ps and workers; in `wanted` are the addresses of the workers by index."""
+    """A chief, in this process, with ps and workers; in `wanted` are the addresses of the workers by index."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, ps: int = 1) -> None:
         self.starter = ServerStarter()
         self.channel = FakeChannel()
         self.wanted: dict[int, str] = {}
         self._addresses: list[str] = []  # the last address of each index
         self._held: list[HeldPort] = []
         self._ids: dict[str, int] = {}  # by address
-        self._chief, self._ps = self._address(), self._address()
+        self._chief, self._ps = self._address(), [self._address() for _ in range(ps)]
         for index in range(workers):
             self.place(index)
-        for address, role, index in [(self._ps, "ps", 0), *((self.wanted[i], "worker", i) for i in self.wanted)]:
-            self._ids[address] = self.starter.start(self.spec, role, index)
+        for role, addresses in (("ps", self._ps), ("worker", self._addresses)):
+            for index, address in enumerate(addresses):
+                self._ids[address] = self.starter.start(self.spec, role, index)
         cluster = self.spec
         self.strategy = connect_parameter_server_strategy(cluster, None, 60)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -95,7 +96,7 @@ class ElasticCluster:
 
     @property
     def spec(self) -> dict[str, list[str]]:
-        return {"chief": [self._chief], "ps": [self._ps], "worker": list(self._addresses)}
+        return {"chief": [self._chief], "ps": self._ps, "worker": list(self._addresses)}
 
     def place(self, index: int) -> None:
         """Give a worker a new address; no server is there yet."""
@@ -117,7 +118,7 @@ class ElasticCluster:
         try_signal(self._ids[address], number)
 
     def kill_ps(self) -> None:
-        self.signal(self._ps, signal.SIGKILL)
+        self.signal(self._ps[0], signal.SIGKILL)
 
     def publish(self) -> None:
         """Send the wanted workers to the chief."""

@@ -432,6 +432,40 @@ def keras_for_newcomers() -> None:
     cluster.end()
 
 
+def functions_are_traced_during_updates() -> None:
+    """Trace functions in this thread, as `evaluate` and a save do, while a worker leaves and joins again and again."""
+    cluster = ElasticCluster(2)
+    handler = cluster.coordinator._cluster.failure_handler
+    both = dict(handler._original)
+    updates = 0
+    is_over = threading.Event()
+    errors: list[BaseException] = []
+
+    def update() -> None:
+        nonlocal updates
+        try:
+            while not is_over.is_set():
+                handler._update({0: both[0]})
+                handler._update(both)
+                updates += 2
+        except BaseException as error:
+            errors.append(error)
+
+    updating = threading.Thread(target=update)
+    updating.start()
+    traced = 0
+    try:
+        while (updates < 40 or traced < 40) and not errors:
+            tf.function(lambda number=traced: tf.constant(number) + 1).get_concrete_function()
+            traced += 1
+    finally:
+        is_over.set()
+        updating.join()
+        print(f"{traced} functions traced during {updates} updates {errors}", flush=True)
+    assert not errors
+    cluster.end()
+
+
 def first_step_of_a_newcomer() -> None:
     """Print the time from the start of a server that listens to the first step on it."""
     cluster = ElasticCluster(1)

@@ -8,6 +8,7 @@ Each part prints lines "NAME: WHAT".
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 import tf4slurm
 from tf4slurm.errors import KerasError
-from tf4slurm.tensorflow import ShardedEmbedding, evaluate, fit, job_strategy, predict
+from tf4slurm.tensorflow import ShardedEmbedding, evaluate, fit, job_strategy, predict, run_shards, run_steps
 
 ROWS = np.random.default_rng(0)
 INPUTS = ROWS.normal(size=(48, 4)).astype("float32")
@@ -26,9 +27,8 @@ WEIGHTS = ROWS.uniform(0.5, 1.5, 48).astype("float32")
 
 
 def main() -> None:
-    parts: dict[str, Callable[[Any, Any], None]] = {
-        each.__name__: each for each in (semantics, refusals, callbacks, evaluation, mistakes, embedding, counts)
-    }
+    functions = (semantics, refusals, callbacks, evaluation, mistakes, embedding, counts, tables, metrics, assignments)
+    parts: dict[str, Callable[[Any, Any], None]] = {each.__name__: each for each in functions}
     workers = 1 if sys.argv[1] in ("semantics", "callbacks") else 2
     with tf4slurm.LocalCluster(ps=2, workers=workers):
         strategy, coordinator = job_strategy()
@@ -438,6 +438,131 @@ def counts(strategy: Any, coordinator: Any) -> None:
 
     fit(model, data_fn, coordinator=coordinator, epochs=2, steps_per_epoch=500, callbacks=[Rows()], verbose=0)
     print("iterations:", int(model.optimizer.iterations), "rate:", float(model.optimizer.learning_rate), "rows:", seen)
+
+
+def tables(strategy: Any, coordinator: Any) -> None:
+    """Use lookup tables in all functions that workers run."""
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        content = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
+        table = tf.lookup.StaticHashTable(content, default_value=0)
+        total = tf.Variable(0, dtype=tf.int64)
+        inputs = keras.layers.Input((1,), dtype="string")
+        numbers = keras.layers.StringLookup(vocabulary=["a", "b"])(inputs)
+        outputs = keras.layers.Dense(1, kernel_initializer="ones")(keras.ops.cast(numbers, "float32"))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mae")
+    words = np.array([["a"], ["b"]] * 12)
+
+    def data_fn() -> Any:
+        return tf.data.Dataset.from_tensor_slices((words, np.zeros((24, 1), "float32"))).batch(5)
+
+    print("loss:", evaluate(model, data_fn, coordinator=coordinator, verbose=0)["loss"])
+    for data in (data_fn, data_fn()):
+        print("sum:", predict(model, data, coordinator=coordinator).sum())
+    options: dict[str, Any] = {"coordinator": coordinator, "steps_per_epoch": 2, "verbose": 0}
+    print("logs:", sorted(fit(model, data_fn, validation_data=data_fn, **options).history))
+
+    def add(numbers: Any) -> None:
+        total.assign_add(tf.reduce_sum(numbers))
+
+    def read(rows: Any) -> Any:
+        return rows.map(lambda row: tf.gather(["a", "b"], row % 2)).batch(2)
+
+    def look_up(rows: Any) -> Any:
+        return read(rows).map(table.lookup)
+
+    shards = tf4slurm.data_shards(10, shard_size=3, epochs=1, name="looked up in the step")
+    run_shards(coordinator, lambda words: add(table.lookup(words)), shards, read)
+    shards = tf4slurm.data_shards(10, shard_size=3, epochs=1, name="looked up in the dataset")
+    run_shards(coordinator, add, shards, look_up)
+    print("total:", int(total.numpy()))
+
+
+def metrics(strategy: Any, coordinator: Any) -> None:
+    """Use metrics with vectors and dicts as results, and refuse those that are no sums."""
+    import keras
+
+    class Rows(keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="rows")
+            self.total = self.add_variable((), initializer="zeros", name="total")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+        def result(self) -> Any:
+            return {"rows": self.total, "half": self.total / 2}
+
+    class RunningMean(Rows):
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(0.1 * (keras.ops.mean(y_true) - self.total))
+
+    class ByOther(Rows):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = self.add_variable((), initializer="zeros", name="count")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.count.assign_add(1.0)
+            self.total.assign_add(keras.ops.mean(y_true) / self.count)
+
+    labels = np.eye(3, dtype="float32")[np.arange(48) % 3]
+
+    def data_fn() -> Any:
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices((INPUTS, labels)).batch(16)
+
+    def make(*used: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, "softmax")])
+        model.compile("sgd", "categorical_crossentropy", metrics=list(used))
+        return model
+
+    standard: tuple[Callable[[], Any], ...] = (
+        keras.metrics.F1Score,
+        lambda: keras.metrics.Precision(thresholds=[0.2, 0.4], name="precision"),
+        Rows,
+    )
+    alone = make(*(each() for each in standard)).evaluate(data_fn(), return_dict=True, verbose=0)
+    with strategy.scope():
+        model = make(*(each() for each in standard))
+    ours = evaluate(model, data_fn, coordinator=coordinator, verbose=0)
+    different = [name for name in ours.keys() | alone.keys() if not np.allclose(ours[name], alone[name])]
+    print("different:", different, {name: (ours[name], alone[name]) for name in different})
+    history = fit(model, data_fn, coordinator=coordinator, steps_per_epoch=3, verbose=2).history
+    print("shapes:", {name: np.shape(values[0]) for name, values in history.items() if np.ndim(values[0])})
+    for kind in (RunningMean, ByOther):
+        with strategy.scope():
+            model = make(kind())
+        for function in (functools.partial(fit, steps_per_epoch=3), evaluate):
+            try:
+                function(model, data_fn, coordinator=coordinator, verbose=0)
+            except KerasError as error:
+                print(f"refused {kind.__name__}:", " ".join(str(error).split()))
+
+
+def assignments(strategy: Any, coordinator: Any) -> None:
+    """Assign to variables what was computed from their earlier values."""
+    import keras
+
+    with strategy.scope():
+        moved, added = keras.Variable(1.0, name="moved"), keras.Variable(1.0, name="added")
+
+    def step() -> None:
+        before = moved + 0.0
+        read = keras.ops.convert_to_tensor(moved)
+        moved.assign(moved + 10.0)
+        moved.assign(read - 0.5)  # not moved - 0.5
+        moved.assign(before - 0.75)
+        added.assign(added + 1.0)
+        added.assign(added + 1.0)
+
+    run_steps(coordinator, step, 1)
+    print("moved:", float(moved.numpy()), "added:", float(added.numpy()))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,10 @@ def test_newcomer_takes_part_in_fit() -> None:
     assert run("keras_for_newcomers")
 
 
+def test_functions_are_traced_during_updates() -> None:
+    assert run("functions_are_traced_during_updates")
+
+
 def test_newcomer_trains_within_seconds() -> None:
     output = run("first_step_of_a_newcomer")
     assert output.count("first steps") == 3

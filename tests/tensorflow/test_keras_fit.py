@@ -140,6 +140,26 @@ else:
 """
 
 
+PREDICTED = """
+import keras, numpy as np, tensorflow as tf
+from tf4slurm.tensorflow import job_strategy, predict
+
+strategy, _ = job_strategy()
+with strategy.scope():
+    inputs = keras.layers.Input((2,))
+    double = keras.layers.Rescaling(2.0)(inputs)
+    model, several = keras.Model(inputs, double), keras.Model(inputs, [double, double[:, :1]])
+rows = np.arange(192, dtype="float32").reshape(96, 2)
+dataset = lambda: tf.data.Dataset.from_tensor_slices(rows[:48]).batch(10)
+found = predict(model, dataset)
+print("function", np.array_equal(found, 2 * rows[:48]), found.shape)
+found = predict(model, rows)
+print("array", np.array_equal(found, 2 * rows), found.shape)
+both, first = predict(several, dataset)
+print("several", np.array_equal(first, both[:, :1]), both.shape, first.shape)
+"""
+
+
 def run(*command: str, directory: Path, timeout_seconds: float = 350) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
     environ.pop("TF_USE_LEGACY_KERAS", None)
@@ -319,11 +339,38 @@ def test_tensorboard_counts_steps_and_writes_the_profile(tmp_path: Path, where: 
 
 def test_what_several_workers_cannot_train_is_refused(tmp_path: Path) -> None:
     text = "\n".join(features(tmp_path, "refusals"))
-    assert "KerasError: The metric 'largest' assigns to 'value', where several workers" in text
+    assert "KerasError: The metric 'largest' assigns a value to 'value' that depends on earlier values" in text
     options = ["gradient_accumulation_steps", "dynamic_growth_steps", "ema_overwrite_frequency", "Nadam"]
     assert re.findall(r"refused .* miscount with variables on a ps \((\w+)\)", text) == options
     for name in ("jit_compile", "run_eagerly"):
         assert f"refused {name}: {name}=True cannot be used with parameter servers" in text
+
+
+def test_lookup_tables_work_in_all_functions(tmp_path: Path) -> None:
+    lines = features(tmp_path, "tables")
+    assert lines[:3] == ["loss: 1.5", "sum: 36.0", "sum: 36.0"]
+    assert {"logs: ['loss', 'val_loss']", "total: 30"} <= set(lines)
+
+
+def test_results_of_metrics_may_be_arrays_and_dicts_and_what_is_no_sum_is_refused(tmp_path: Path) -> None:
+    lines = features(tmp_path, "metrics")
+    assert "different: [] {}" in lines
+    assert "shapes: {'f1_score': (3,), 'precision': (2,)}" in lines
+    for kind in ("RunningMean", "ByOther"):
+        text = rf"refused {kind}: .*The metric 'rows' assigns a value to 'total' that depends on earlier values"
+        assert sum(bool(re.match(text, line)) for line in lines) == 2, lines
+
+
+def test_assigned_value_of_an_earlier_read_is_no_addition(tmp_path: Path) -> None:
+    assert "moved: 0.25 added: 3.0" in features(tmp_path, "assignments")
+
+
+def test_predict_of_workers_in_step_returns_all_rows_in_order(tmp_path: Path) -> None:
+    ran = run(TF4SLURM, "run", *IN_STEP, "--", sys.executable, "-c", PREDICTED, directory=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = re.findall(r"^(worker/\d) \| (\w+) (.*)$", ran.stdout + ran.stderr, re.MULTILINE)
+    kinds = [("function", "True (48, 2)"), ("array", "True (96, 2)"), ("several", "True (48, 2) (48, 1)")]
+    assert sorted(found) == sorted((f"worker/{index}", *kind) for index in range(2) for kind in kinds)
 
 
 def test_evaluate_and_predict_count_each_row_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -70,6 +71,31 @@ def test_no_row_is_lost_with_a_killed_task(job: Job, victim: str) -> None:
     if victim != "worker/0":
         assert re.search(r"restored [1-9]", job.stdout)
         assert job.result["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [("error",), ("interrupts", "1"), ("timeout",), ("empty",)]
+    + [pytest.param(("interrupts", str(seed)), marks=pytest.mark.long) for seed in range(2, 40)],
+    ids=" ".join,
+)
+def test_repeated_calls_skip_no_row(tmp_path: Path, scenario: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tests.tensorflow.repeated_calls", *scenario]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, "passed" in ran.stdout) == (0, True), ran.stdout + ran.stderr[-5000:]
+
+
+def test_shards_in_hand_at_a_break_are_the_first_of_the_next_loop() -> None:
+    shards = tf4slurm.data_shards(40, shard_size=10, epochs=1)
+    seen: Counter[int] = Counter()
+    for stop_at in (3, 4, None):
+        for number, batch in enumerate(shard_batches(shards, lambda rows: rows.batch(4))):
+            seen.update(batch.numpy().tolist())
+            if number == stop_at:
+                break
+    assert sorted(seen) == list(range(40))
+    assert shards.is_over
 
 
 def test_batches_of_all_shards_and_position_in_checkpoint(tmp_path: Path) -> None:

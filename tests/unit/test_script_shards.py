@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -150,7 +155,7 @@ def test_stop_ends_the_loop_reports_finished_shards_and_gives_back_the_others(ch
     for _ in range(3):
         channel.train(shards, 0.1)
     channel.stop()
-    assert list(shards) == []
+    assert next(shards, None) is None
     (progress,) = channel.leases.progress()
     assert (progress.done, progress.in_hand) == (3, 0)
     assert shards.position()["next"] == 9
@@ -196,3 +201,62 @@ def test_fork_takes_no_shard_that_its_parent_has_leased(channel: Channel, monkey
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert channel.train(shards, 0.1) == 9
     assert channel.leases.progress()[0].in_hand == 9
+
+
+def test_loop_after_an_error_or_break_repeats_the_shard_that_was_not_done() -> None:
+    shards = tf4slurm.data_shards(10, shard_size=2, epochs=1)
+    seen = []
+    with contextlib.suppress(ZeroDivisionError):
+        for shard in shards:
+            seen.append(shard.number)
+            if shard.number == 1:
+                1 / 0  # noqa: B018
+    for shard in shards:
+        seen.append(shard.number)
+        if shard.number == 2:
+            shards.done()
+            break
+    seen += [shard.number for shard in shards]
+    assert seen == [0, 1, 1, 2, 3, 4]
+
+
+def test_interrupt_at_any_line_skips_no_shard() -> None:
+    package = Path(tf4slurm.__file__).parent
+    files = {str(package / name) for name in ("script_shards.py", "control/shards.py", "control/shard_position.py")}
+    is_interrupted, number = True, 0
+    while is_interrupted:
+        number, is_interrupted, left = number + 1, False, number
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left, is_interrupted
+            if frame.f_code.co_filename not in files:
+                return None
+            left -= event == "line"
+            if left < 0:
+                sys.settrace(None)
+                is_interrupted = True
+                raise KeyboardInterrupt
+            return trace
+
+        shards = tf4slurm.data_shards(7, shard_size=2, epochs=2, name=f"interrupt {number}")
+        seen: Counter[int] = Counter()
+        sys.settrace(trace)
+        try:
+            train(shards, seen)
+        except KeyboardInterrupt:
+            train(shards, seen)
+        finally:
+            sys.settrace(None)
+        assert shards.is_over
+        assert sorted(seen) == list(range(7))
+        assert min(seen.values()) >= 2
+        assert max(seen.values()) <= 2 + is_interrupted
+    assert number > 100
+
+
+def train(shards: DataShards, seen: Counter[int]) -> None:
+    """Take the shards one by one, first those in hand, as run_shards does."""
+    waiting = list(shards.in_hand)
+    while (shard := waiting.pop(0) if waiting else shards.take(1)) is not None:
+        seen.update(shard.rows)
+        shards.done(shard)

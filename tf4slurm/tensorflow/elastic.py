@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tf4slurm.script_channel import ScriptChannel
+
+CONTEXT_LOCK = threading.RLock()
+"""Held while the workers in TensorFlow's context change, and while a function is registered on all workers.
+
+Else the registration may fail: "Client for target … not found". The holder takes no other lock of this package.
+"""
 
 _VERSIONS = ("2.16", "2.21")
 """The first and the last supported version. Tested: 2.16, 2.18 and 2.21, whose coordinators are the same."""
@@ -51,6 +59,19 @@ def make_elastic(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel
         ElasticWorkers(coordinator, cluster, channel).start()
     elif channel is not None:
         channel.send(workers_error=reason)
+
+
+def capture_tables_in_loops() -> None:
+    """Let functions for workers use lookup tables in loops and conditions. Idempotent.
+
+    A table has a copy on each worker, and a function gets the handle of the worker's copy when it is called. TensorFlow
+    forgets to pass it into the body of a `while` or `cond`: "You must feed a value for placeholder tensor".
+    """
+
+    def capture_call_time_value(graph: Any, *arguments: Any, **options: Any) -> Any:
+        return graph.capture(graph.outer_graph.capture_call_time_value(*arguments, **options))
+
+    ControlFlowFuncGraph.capture_call_time_value = capture_call_time_value
 
 
 def _find_obstacle(coordinator: Any) -> str:

@@ -34,6 +34,7 @@ from tensorflow.python.eager import context
 from tf4slurm.cluster import Address
 from tf4slurm.network.reachability import is_answering
 from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.tensorflow.elastic import CONTEXT_LOCK
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +168,9 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         replaced.stop()
         for name in ("_create_per_worker_resources", "_create_per_worker_variables"):
             setattr(coordinator, name, self._remember(getattr(coordinator, name)))
+        tensorflow = context.context()
+        for name in ("add_c_function", "add_function_def"):
+            setattr(tensorflow, name, _lock_context(getattr(tensorflow, name)))
 
     def _remember(self, create: Callable[..., Any]) -> Callable[..., Any]:
         def create_and_remember(*args: Any, **kwargs: Any) -> Any:
@@ -296,7 +300,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         os.environ[_FAIL_FAST] = "true"  # else the update would wait for a worker that fails now
         started = time.monotonic()
         try:
-            with _not_waiting_for({*self._connected.values(), *workers.values()}):
+            with _not_waiting_for({*self._connected.values(), *workers.values()}), CONTEXT_LOCK:
                 context.context().update_server_def(server_def)
         finally:
             os.environ[_FAIL_FAST] = before
@@ -357,6 +361,20 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
             resources = [resource._values for each in self._resource_remote_value_refs if (resource := each())]
             self._set_resources_aborted(error)
         return resources
+
+
+def _lock_context(register: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return TensorFlow's function that registers a function on all workers, so that it waits for an update to end.
+
+    All tracing comes here: of closures, datasets, `evaluate`, saves and the script. TensorFlow first lists the workers,
+    and then looks each up (EagerContext::MaybeRegisterFunctionRemotely). It would fail if one leaves in between.
+    """
+
+    def register_locked(function: Any) -> None:
+        with CONTEXT_LOCK:
+            register(function)
+
+    return register_locked
 
 
 def _copy_to(resource: Any, worker: Any) -> Any:

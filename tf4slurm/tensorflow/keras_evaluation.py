@@ -32,8 +32,8 @@ def evaluate(
     callbacks: Sequence[keras.callbacks.Callback] = (),
     verbose: str | int = "auto",
     timeout_seconds: float = 600.0,
-) -> dict[str, float]:
-    """Return loss and metrics of a compiled Keras 3 model over a dataset, by name.
+) -> dict[str, Any]:
+    """Return loss and metrics of a compiled Keras 3 model over a dataset, by name: floats, or arrays as of F1Score.
 
     Every batch counts once, even if a worker is lost. For this, each worker calls the function and takes every n-th
     batch, so all calls must return the same batches in the same order.
@@ -44,7 +44,7 @@ def evaluate(
         steps: Number of batches; by default the whole dataset.
         batch_size: Rows of each batch of arrays (default 32); a dataset has batches already.
         on: "workers" (default for a function) or "chief" (default for a dataset or arrays); only with a coordinator.
-        timeout_seconds: Timeout in seconds for the evaluation (default 600).
+        timeout_seconds: Timeout in seconds for a worker's part of the evaluation (default 600).
 
     Raises:
         TypeError, ValueError: An argument is invalid.
@@ -68,7 +68,7 @@ def predict(
     on: str | None = None,
     timeout_seconds: float = 600.0,
 ) -> Any:
-    """Return the model's outputs for all batches of a dataset, in their order, as numpy arrays.
+    """Return the model's outputs for all batches of a dataset, in their order, as numpy arrays; in each worker in step.
 
     Arguments and exceptions are those of `evaluate`; the model need not be compiled.
     """
@@ -124,7 +124,7 @@ class Evaluation(_Shards):
 
     _function: Any = None
 
-    def run(self, callbacks: Any) -> dict[str, float]:
+    def run(self, callbacks: Any) -> dict[str, Any]:
         callbacks.on_test_begin()
         callbacks.on_test_batch_begin(0)
         if self._function is None:
@@ -160,7 +160,7 @@ class _Prediction(_Shards):
     """Computes a model's outputs for a dataset."""
 
     def run(self) -> Any:
-        shards = self._execution.run_shards(self._make_function(), self._on)
+        shards = self._execution.gather(self._execution.run_shards(self._make_function(), self._on))
         parts = [[np.split(rows, np.cumsum(shard["sizes"])[:-1]) for rows in shard["outputs"]] for shard in shards]
         count = sum(len(shard["sizes"]) for shard in shards)
         if not count:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +9,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import create_per_worker_dataset
 from tf4slurm.tensorflow.keras_step import KerasStep
 from tf4slurm.tensorflow.step_closure import StepClosure
-from tf4slurm.tensorflow.training import count_tasks, run_closures, translate_errors
+from tf4slurm.tensorflow.training import run_closures, translate_errors
 
-_POLL_SECONDS = 0.02
-_MAX_FETCHES = 3  # attempts to run a shard of an evaluation whose worker was lost
 _FLAGS = "flags"  # under this name, workers in step add up whether to stop or to end, so that all end at the same step
 _WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")  # write files: of workers in step, only the first calls them
 
@@ -37,6 +33,7 @@ class OnWorkers:
     is_alone = True  # no other process calls `fit`, `evaluate` or `predict`
 
     def __init__(self, model: Any, coordinator: Any, timeout_seconds: float) -> None:
+        wait_for_closures(coordinator, timeout_seconds)  # before variables are created, restored or read
         self.model = model
         self.strategy = coordinator.strategy
         self._coordinator = coordinator
@@ -98,38 +95,54 @@ class OnWorkers:
 
     def run_shards(self, function: Any, on: str) -> list[Any]:
         """Call `function(index)` for each shard of a dataset, on the workers or on the chief."""
-        count = self.count_shards(on)
         with translate_errors():
             if on == "chief":
                 return [_to_numpy(function(tf.constant(0, tf.int64)))]
-            results: dict[int, Any] = {}
-            for attempt in range(1, _MAX_FETCHES + 1):
-                pending = {
-                    index: self._coordinator.schedule(function, args=(tf.constant(index, tf.int64),))
-                    for index in range(count)
-                    if index not in results
-                }
-                self._wait()
-                for index, result in pending.items():
-                    with contextlib.suppress(*([tf.errors.UnavailableError] if attempt < _MAX_FETCHES else [])):
-                        results[index] = result.fetch()
-                if len(results) == count:
-                    break
-            return [results[index] for index in range(count)]
+            work = _EvaluationWork(self._coordinator, function, self.count_shards(on))
+            ClosureRunner(self._coordinator, work, self._timeout_seconds).run(ends_at_stop=False)
+        return [result for _, result in sorted(work.results.items())]
 
-    def _wait(self) -> None:
-        deadline = time.monotonic() + self._timeout_seconds
-        while not self._coordinator.done():
-            if time.monotonic() > deadline:
-                raise TrainingTimeoutError(
-                    f"The evaluation did not end within {self._timeout_seconds:g} s. See the logs of the workers, or "
-                    "raise timeout_seconds."
-                )
-            time.sleep(_POLL_SECONDS)
-        self._coordinator.join()
+    def gather(self, shards: list[Any]) -> list[Any]:
+        """Return the predictions of all shards."""
+        return shards
 
     def total(self, sums: list[Any]) -> Any:
         return tf.nest.map_structure(lambda *each: sum(each), *sums)
+
+
+class _EvaluationWork:
+    """The shards of an evaluation or prediction, as units of a `ClosureRunner`: their numbers."""
+
+    def __init__(self, coordinator: Any, function: Any, count: int) -> None:
+        self.results: dict[int, Any] = {}
+        self._coordinator = coordinator
+        self._function = function
+        self._waiting = list(reversed(range(count)))
+
+    @property
+    def is_over(self) -> bool:
+        return not self._waiting
+
+    def take(self) -> int | None:
+        return self._waiting.pop() if self._waiting else None
+
+    def stop(self) -> None:
+        self._waiting.clear()
+
+    def schedule(self, index: int) -> Any:
+        return self._coordinator.schedule(self._function, args=(tf.constant(index, tf.int64),))
+
+    def complete(self, index: int, result: Any) -> None:
+        self.results[index] = result
+
+    def check_ps(self) -> None:
+        """Nothing to read: running the closure again shows whether a ps is lost."""
+
+    def describe_timeout(self) -> str:
+        return (
+            "No worker ended its part of the evaluation within {seconds}. See the logs of the workers, or raise "
+            "timeout_seconds."
+        )
 
 
 class InThisProcess:
@@ -223,6 +236,24 @@ class InThisProcess:
     def run_shards(self, function: Any, on: str) -> list[Any]:
         """Call `function(index)` for this process's shard of a dataset."""
         return [_to_numpy(function(tf.constant(self._shard[1] if on == "workers" else 0, tf.int64)))]
+
+    def gather(self, shards: list[Any]) -> list[Any]:
+        """Return the predictions of the shards of all workers, in their order."""
+        if self.is_alone:
+            return shards
+        (own,) = shards
+        sizes = self._gather_of_workers(own["sizes"])
+        outputs = [self._gather_of_workers(rows) for rows in own["outputs"]]
+        return [{"sizes": each, "outputs": rows} for each, *rows in zip(sizes, *outputs, strict=True)]
+
+    def _gather_of_workers(self, values: Any) -> list[Any]:
+        """Return an array of each worker, of which these are the values of this worker."""
+        lengths = self._gather(tf.constant([len(values)]))
+        replicas_of_worker = len(lengths) // self._shard[0]  # each gives the same values
+        return np.split(self._gather(tf.constant(values)), np.cumsum(lengths)[:-1])[::replicas_of_worker]
+
+    def _gather(self, values: Any) -> Any:
+        return self.strategy.gather(self.strategy.run(lambda: values), axis=0).numpy()
 
     def total(self, sums: list[Any]) -> Any:
         """Add up the sums of all workers."""

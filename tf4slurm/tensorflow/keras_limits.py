@@ -11,6 +11,7 @@ with TF_USE_LEGACY_KERAS=1; a later import stays unpatched.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tf4slurm.errors import KerasError
+
+logger = logging.getLogger(__name__)
 
 _FAILING = {
     "ParameterServerStrategy": ("fit", "evaluate", "predict"),
@@ -36,6 +39,12 @@ _MISCOUNTING = {
     "Nadam": "overwrite each other's product of rates. Either use Adam",
 }
 """What several workers do to optimizer classes and attributes that miscount, and the alternative."""
+_FAILING_IN_STEP = {
+    "gradient_accumulation_steps": "use larger batches",
+    "ema_overwrite_frequency": "leave it out; `fit` uses the averages at its end",
+}
+"""Attributes of optimizers that change variables in a condition, which fails in step; and the alternative."""
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 _patched: set[int] = set()
 
 
@@ -52,7 +61,9 @@ def install_keras_limits() -> None:
     _wrap(keras.Variable, "_initialize", _refuse_shards)
     _wrap(keras.Variable, "_direct_assign", _add_atomically)
     _wrap(keras.Metric, "add_variable", _note_metric)
-    _wrap(keras.optimizers.Optimizer, "build", _refuse_miscounting)
+    _wrap(keras.optimizers.Optimizer, "build", _refuse_optimizer)
+    _wrap(keras.optimizers.Optimizer, "_clip_gradients", _clip_in_one_process)
+    _wrap(keras.optimizers.Optimizer, "_all_reduce_sum_gradients", _clip_sum)
     _wrap(keras.optimizers.Optimizer, "stateless_apply", _refuse_stateless)
 
 
@@ -103,11 +114,17 @@ def _add_atomically(assign: Callable[..., Any], variable: Any, value: Any) -> No
 
 
 def add_if_sum(variable: tf.Variable, value: Any) -> bool:
-    """If the tensor `value` is `variable + x` or `variable - x`, add or subtract x, and return True."""
+    """If the tensor `value` is `variable + x` or `variable - x`, add or subtract x, and return True.
+
+    The variable must have been read after its last assignment in this step.
+    """
     kind, terms = value.op.type, list(value.op.inputs)
     if kind == "AddV2" and _reads(terms[1], variable):
         terms.reverse()
     if kind not in ("AddV2", "Sub") or not _reads(terms[0], variable):
+        return False
+    if _is_changed_since(terms[0].op, variable):
+        _warn_of_old_value(variable.name)
         return False
     change = tf.broadcast_to(terms[1], variable.shape)
     (variable.assign_add if kind == "AddV2" else variable.assign_sub)(change)
@@ -115,10 +132,11 @@ def add_if_sum(variable: tf.Variable, value: Any) -> bool:
 
 
 def refuse_metric(metric: str, variable: str) -> NoReturn:
-    """Raise the error for a metric whose values from several workers cannot be added up."""
+    """Raise the error for a metric whose values from several closures cannot be added up."""
     raise KerasError(
-        f"The metric {metric!r} assigns to {variable!r}, where several workers would overwrite each other's values. "
-        "Let it add to its variables only (assign_add)."
+        f"The metric {metric!r} assigns a value to {variable!r} that depends on earlier values, which cannot be added "
+        "up over the closures of all workers. Let it only add to its variables (assign_add) what does not depend on "
+        "them."
     )
 
 
@@ -128,6 +146,24 @@ def _reads(tensor: Any, variable: tf.Variable) -> bool:
     return bool(tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle)
 
 
+def _is_changed_since(read: Any, variable: tf.Variable) -> bool:
+    """Return whether the traced graph uses the variable after this operation, other than to read it.
+
+    Operations of a graph have increasing ids.
+    """
+    users = read.graph.capture(variable.handle).consumers()
+    return any(user.type not in _READS and user._id > read._id for user in users)
+
+
+@functools.cache
+def _warn_of_old_value(variable: str) -> None:
+    logger.warning(
+        "The step assigns to %s a sum with a value that it read before another assignment. The steps of several "
+        "workers overlap, so that they overwrite each other's values.",
+        variable,
+    )
+
+
 def _note_metric(add_variable: Callable[..., Any], metric: Any, *arguments: Any, **options: Any) -> Any:
     """Store the metric's name in the variable."""
     variable = add_variable(metric, *arguments, **options)
@@ -135,15 +171,41 @@ def _note_metric(add_variable: Callable[..., Any], metric: Any, *arguments: Any,
     return variable
 
 
-def _refuse_miscounting(build: Callable[..., Any], optimizer: Any, *arguments: Any, **options: Any) -> Any:
-    kind = type(optimizer).__name__
+def _refuse_optimizer(build: Callable[..., Any], optimizer: Any, *arguments: Any, **options: Any) -> Any:
+    kind, strategy = type(optimizer).__name__, _limiting_strategy(tf.distribute.get_strategy())
     used = [name for name in _MISCOUNTING if name == kind or getattr(optimizer, name, None) is not None]
-    if used and _limiting_strategy(tf.distribute.get_strategy()) == "ParameterServerStrategy":
+    if used and strategy == "ParameterServerStrategy":
         raise KerasError(
             f"{kind} of Keras 3 would miscount with variables on a ps ({used[0]}): several workers "
             f"{_MISCOUNTING[used[0]]}, {_OTHER_KERAS}"
         )
+    failing = [name for name in used if name in _FAILING_IN_STEP]
+    if failing and strategy == "MultiWorkerMirroredStrategy":
+        raise KerasError(
+            f"{kind}({failing[0]}=…) of Keras 3 fails with workers in step (MultiWorkerMirroredStrategy), where no "
+            f"condition can change variables: {_FAILING_IN_STEP[failing[0]]}."
+        )
     return build(optimizer, *arguments, **options)
+
+
+def _clip_in_one_process(clip: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
+    """Clip gradients, except those of one of several replicas: `_clip_sum` clips their sum."""
+    return gradients if _is_one_of_several() else clip(optimizer, gradients)
+
+
+def _clip_sum(add_up: Callable[..., Any], optimizer: Any, gradients_and_variables: Any) -> Any:
+    """Clip the sum of the gradients of all replicas, as in one process; Keras would add up clipped gradients."""
+    pairs = list(add_up(optimizer, gradients_and_variables))
+    if not pairs or not _is_one_of_several():
+        return pairs
+    gradients, variables = zip(*pairs, strict=True)
+    clip = sys.modules["keras"].optimizers.Optimizer._clip_gradients.__wrapped__
+    return list(zip(clip(optimizer, list(gradients)), variables, strict=True))
+
+
+def _is_one_of_several() -> bool:
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.num_replicas_in_sync > 1
 
 
 def _refuse_stateless(*_: Any, **__: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -53,6 +53,7 @@ class KerasStep:
         model = self._model
         with _StepScope(model.variables, self._variables) as scope:
             logs = self._method(batch)
+            logs = _flatten(logs) if isinstance(logs, dict) else {}
         if len(model.metrics_variables) != len(self._variables):
             names = ", ".join(metric.name for metric in model.metrics)
             raise TrainingError(
@@ -62,7 +63,7 @@ class KerasStep:
         scope.check_sums()
         values = [scope.get_current_value(each) for each in self._variables]
         numbers = dict(zip(self._added, values, strict=True))
-        if isinstance(logs, dict) and set(logs) != set(self._results.structured_outputs):
+        if logs and set(logs) != set(self._results.structured_outputs):
             numbers |= {name: tf.cast(logs[name], tf.float64) for name in sorted(logs)}
         return {name: sums[name] + number if sums else number for name, number in numbers.items()}
 
@@ -74,12 +75,14 @@ class KerasStep:
             for name, total in sums.items()
         }
 
-    def logs(self, sums: dict[str, Any], steps: int) -> dict[str, float]:
-        """Return Keras's logs for the sums of some steps."""
+    def logs(self, sums: dict[str, Any], steps: int) -> dict[str, Any]:
+        """Return Keras's logs for the sums of some steps: floats, and numpy arrays of metrics such as F1Score."""
         if len(sums) > len(self._added):
-            return {name: float(total) / steps for name, total in sums.items() if not name.startswith(_ADDED)}
-        results = self._results([tf.constant(sums[name], tf.float64) for name in self._added])
-        return {name: float(value) for name, value in results.items()}
+            results = {name: total / steps for name, total in sums.items() if not name.startswith(_ADDED)}
+        else:
+            results = self._results([tf.constant(sums[name], tf.float64) for name in self._added])
+        values = {name: np.asarray(value) for name, value in results.items()}
+        return {name: value if value.ndim else float(value) for name, value in values.items()}
 
     def assign_metrics(self, sums: dict[str, Any]) -> None:
         """Assign the metrics' variables, for callbacks that read the metrics."""
@@ -88,7 +91,7 @@ class KerasStep:
 
     def _compute_results(self, added: list[Any]) -> dict[str, Any]:
         with keras.StatelessScope(self._mapping(added)):
-            return dict(self._model.get_metrics_result())
+            return _flatten(self._model.get_metrics_result())
 
     def _mapping(self, added: list[Any]) -> list[tuple[Any, Any]]:
         """Return each metric variable with its value after these additions."""
@@ -96,6 +99,12 @@ class KerasStep:
             (variable, tf.cast(initial + total, variable.dtype))
             for variable, initial, total in zip(self._variables, self._initial, added, strict=True)
         ]
+
+
+def _flatten(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results' values by name; a metric whose result is a dict has a name for each, as in Keras's logs."""
+    nested = [value if isinstance(value, dict) else {name: value} for name, value in results.items()]
+    return {name: tf.convert_to_tensor(value) for each in nested for name, value in each.items()}
 
 
 class _StepScope(keras.StatelessScope):  # type: ignore[misc]
@@ -119,17 +128,37 @@ class _StepScope(keras.StatelessScope):  # type: ignore[misc]
             target.assign(tf.cast(value, target.dtype))
 
     def check_sums(self) -> None:
-        """Raise KerasError for a metric that did something other than add to its variables."""
+        """Raise KerasError for a metric that did something other than add to its variables.
+
+        What it adds must not depend on the variables: they start at zero for each closure.
+        """
+        if not self._zeros or not tf.is_symbolic_tensor(next(iter(self._zeros.values()))):
+            return  # with run_eagerly, which operation made a value is not known
+        dependent = _find_dependent(self._zeros.values())
         for variable in self._metric_variables:
-            if not _is_sum(self.get_current_value(variable), self._zeros[id(variable)]):
+            if not _is_sum(self.get_current_value(variable), self._zeros[id(variable)], dependent):
                 refuse_metric(variable.path.rpartition("/")[0], variable.name)
 
 
-def _is_sum(tensor: Any, start: Any) -> bool:
-    """Return whether a tensor of the traced graph is `start`, plus or minus other tensors."""
+def _find_dependent(tensors: Iterable[Any]) -> set[Any]:
+    """Return the operations of the traced graph whose results depend on these tensors, and those that make them."""
+    found: set[Any] = set()
+    waiting = [tensor.op for tensor in tensors]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found:
+            found.add(operation)
+            waiting += [reader for output in operation.outputs for reader in output.consumers()]
+    return found
+
+
+def _is_sum(tensor: Any, start: Any, dependent: Collection[Any]) -> bool:
+    """Return whether a tensor is `start` plus or minus tensors that do not depend on any metric variable."""
     if tensor is start:
         return True
-    if not tf.is_symbolic_tensor(tensor):
-        return bool(tf.executing_eagerly())  # with run_eagerly, which operation made the value is not known
-    inputs = tensor.op.inputs if tensor.op.type == "AddV2" else tensor.op.inputs[:1]
-    return tensor.op.type in ("AddV2", "Sub", "Identity", "Cast") and any(_is_sum(each, start) for each in inputs)
+    if not tf.is_symbolic_tensor(tensor) or tensor.op.type not in ("AddV2", "Sub", "Identity", "Cast"):
+        return False
+    first, *others = tensor.op.inputs
+    if tensor.op.type == "AddV2" and first.op not in dependent:
+        first, others = others[0], [first]
+    return all(each.op not in dependent for each in others) and _is_sum(first, start, dependent)

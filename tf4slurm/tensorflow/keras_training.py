@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf4slurm.script_api import report
@@ -138,7 +139,7 @@ class _Training:
         listed.on_train_begin()
         if int(self.counter.numpy()) == 0 and getattr(model, "_initial_epoch", None):  # set by BackupAndRestore
             self.counter.assign(model._initial_epoch * self.steps)
-        logs: dict[str, float] = {}
+        logs: dict[str, Any] = {}
         is_stopped = False
         self.boards = TensorBoardSteps(self.callbacks, int(self.counter.numpy()))
         for epoch in range(int(self.counter.numpy()) // self.steps, epochs):
@@ -166,7 +167,7 @@ class _Training:
 
     def _train_epoch(
         self, step_fn: KerasStep, epoch: int, callbacks: Any, last_step: int
-    ) -> tuple[bool, dict[str, float]]:
+    ) -> tuple[bool, dict[str, Any]]:
         """Train to the end of an epoch; return whether the job was asked to stop, and the epoch's logs."""
         first, target = int(self.counter.numpy()), (epoch + 1) * self.steps
         seen = first - epoch * self.steps
@@ -210,7 +211,8 @@ class _Training:
             step_fn.assign_metrics(sums)
         return is_stopped, step_fn.logs(sums, completed)
 
-    def _report(self, logs: dict[str, float], step: int | None = None) -> None:
+    def _report(self, logs: dict[str, Any], step: int | None = None) -> None:
+        """Report the numbers to the job; it has no place for arrays."""
         if self.execution.is_first and logs:
-            numbers = {name: value for name, value in logs.items() if name != "step"}
+            numbers = {name: value for name, value in logs.items() if name != "step" and not np.ndim(value)}
             report(step=int(self.counter.numpy()) if step is None else step, **numbers)

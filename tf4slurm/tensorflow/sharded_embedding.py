@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf4slurm.tensorflow.closures import count_tasks
 from tf4slurm.tensorflow.placement import on_different_ps
-from tf4slurm.tensorflow.training import count_tasks
 
 _TABLE = "table"
 

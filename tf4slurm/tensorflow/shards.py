@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf4slurm.control.shards import MAX_CAPACITY
-from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.script_api import should_stop
 from tf4slurm.script_shards import DataShards, Shard
 from tf4slurm.tensorflow.checkpoints import Checkpoints
+from tf4slurm.tensorflow.closures import CLOSURES_PER_WORKER, ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import FunctionStep
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
-from tf4slurm.tensorflow.training import StepReporter, StepsDone, count_tasks, translate_errors
+from tf4slurm.tensorflow.training import StepReporter, StepsDone, translate_errors
 
-_SHARDS_PER_WORKER = 2  # one is trained while the next waits
-_POLL_SECONDS = 0.1
-_STOP_SECONDS = 10.0
-_MAX_FETCHES = 3
+_SHARDS_IN_HAND = 2  # of `shard_batches`: one is trained while the next is read
 _MAX_NUMBERS = 100
 
 
@@ -35,7 +33,8 @@ def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) ->
             train_step(batch)
 
     This fits scripts that train in the worker's own process, with MirroredStrategy or without a strategy. The next
-    shard is read ahead, so two are in hand. Batches do not cross shards.
+    shard is read ahead, so two are in hand. Batches do not cross shards. After a `break`, the next call first yields
+    the shards in hand, from their beginning.
 
     Args:
         shards: The result of `tf4slurm.data_shards`.
@@ -50,18 +49,20 @@ def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) ->
             "The workers of a MultiWorkerMirroredStrategy step together, so they cannot take different numbers of "
             "shards. Use tf4slurm.share_of."
         )
-    shard = shards.take(_SHARDS_PER_WORKER)
-    batches = None if shard is None else _open(read, shard)
-    while shard is not None and batches is not None:
-        ahead, ahead_batches = None, None
+    waiting = collections.deque(shards.in_hand)
+    opened = collections.deque[tuple[Shard, Iterator[Any]]]()
+    while True:
+        if not opened:
+            shard = waiting.popleft() if waiting else shards.take(_SHARDS_IN_HAND)
+            if shard is None:
+                return
+            opened.append((shard, _open(read, shard)))
+        shard, batches = opened.popleft()
         for batch in batches:
-            if ahead is None and (ahead := shards.take(_SHARDS_PER_WORKER, wait=False)) is not None:
-                ahead_batches = _open(read, ahead)
+            if not opened and (ahead := shards.take(_SHARDS_IN_HAND, wait=False)) is not None:
+                opened.append((ahead, _open(read, ahead)))
             yield batch
         shards.done(shard)
-        if ahead is None and (ahead := shards.take(_SHARDS_PER_WORKER)) is not None:
-            ahead_batches = _open(read, ahead)
-        shard, batches = ahead, ahead_batches
 
 
 def run_shards(
@@ -78,6 +79,8 @@ def run_shards(
 
     The chief leases two shards per worker, and a worker trains a shard in one closure. The shard is done when its
     closure has returned. A lost worker's closures run again on another worker, from the beginning of their shards.
+    After an error or Ctrl-C, run_shards waits at most 10 s for running closures; the next call waits for the rest, and
+    trains the shards that were not done, from their beginning. So each row is trained at least once.
 
     The checkpoints are saved when due, on a stop request, and at the end, while workers train: shards in hand count as
     not done. Give the shards to `Checkpoints`, too: Checkpoints(directory, step=step, shards=shards, weights=weights).
@@ -108,6 +111,7 @@ def run_shards(
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     allow_exit_without_workers(coordinator)
     install_keras_limits()
+    wait_for_closures(coordinator, timeout_seconds)
     with translate_errors():
         closure = _make_closure(coordinator, step_fn, read, step.ref())
         return _Run(closure, shards, checkpoints, timeout_seconds).run()
@@ -116,7 +120,7 @@ def run_shards(
 def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]:
     """Return the iterator of a shard's batches, which begins to read at once."""
     items = (
-        tf.data.Dataset.from_tensor_slices(list(shard.files))
+        tf.data.Dataset.from_tensor_slices(_encode(shard.files))
         if shard.files
         else tf.data.Dataset.range(shard.rows.start, shard.rows.stop, shard.rows.step)
     )
@@ -126,6 +130,11 @@ def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]
         options.experimental_warm_start = True
         dataset = dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
     return iter(dataset)
+
+
+def _encode(paths: Sequence[str]) -> list[bytes]:
+    """Return the paths' bytes, which need not be UTF-8."""
+    return [os.fsencode(path) for path in paths]
 
 
 @functools.lru_cache(maxsize=8)
@@ -153,7 +162,7 @@ class _ShardClosure:
     def schedule(self, shard: Shard) -> Any:
         with explain_large_array("The function of a shard"):
             if shard.files:
-                return self.coordinator.schedule(self._train_files, args=(tf.constant(shard.files),))
+                return self.coordinator.schedule(self._train_files, args=(tf.constant(_encode(shard.files)),))
             rows = (shard.rows.start, shard.rows.stop, shard.rows.step)
             return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
 
@@ -190,7 +199,7 @@ class _ShardClosure:
 
 
 class _Run:
-    """One call of `run_shards`."""
+    """One call of `run_shards`: its shards are the units of a `ClosureRunner`."""
 
     def __init__(
         self, closure: _ShardClosure, shards: DataShards, checkpoints: Checkpoints | None, timeout_seconds: float
@@ -202,66 +211,81 @@ class _Run:
         self._steps_by_worker = [0] * count_tasks("worker")
         self._sums: dict[str, float] = {}
         self._reporter = StepReporter()
+        self._waiting = collections.deque(shards.in_hand)  # those of an earlier call that ended with an error
+        self._done: collections.deque[Shard] = collections.deque()
+        self._num_in_hand = len(self._waiting)
+        self.is_over = False
 
     def run(self) -> StepsDone:
         started = time.monotonic()
-        running: dict[Future[Any], Shard] = {}
-        next_save = self._next_save()
-        changed_at, is_stopped, stop_at = started, False, float("inf")
-        threads = ThreadPoolExecutor(MAX_CAPACITY, thread_name_prefix="tf4slurm-shards")
+        runner = ClosureRunner(self._closure.coordinator, self, self._timeout_seconds)
+        self._next_save = self._find_next_save()
         try:
-            while time.monotonic() < stop_at:
-                capacity = min(_SHARDS_PER_WORKER * max(count_tasks("worker"), 1), MAX_CAPACITY)
-                while (shard := self._shards.take(capacity, wait=not running)) is not None:
-                    running[threads.submit(self._train, shard)] = shard
-                if not running:
-                    break
-                for future in wait(running, _POLL_SECONDS, FIRST_COMPLETED).done:
-                    changed_at = time.monotonic()
-                    self._add(future.result())
-                    self._shards.done(running.pop(future))
-                if not is_stopped and should_stop():
-                    is_stopped, stop_at = True, time.monotonic() + _STOP_SECONDS
-                if time.monotonic() - changed_at > self._timeout_seconds:
-                    raise TrainingTimeoutError(
-                        f"No shard was done within {self._timeout_seconds:g} s. See the logs of the workers, give "
-                        "data_shards a smaller shard_size, or raise timeout_seconds."
-                    )
-                if self._checkpoints is not None and (self._checkpoints.is_due() or self._step() >= next_save):
-                    self._checkpoints.save()
-                    next_save = self._next_save()
+            is_stopped = runner.run(self._poll)
         finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+            self._report_done()
         if self._checkpoints is not None:
             self._checkpoints.save()
         steps = sum(self._steps_by_worker)
-        means = {name: total / steps for name, total in self._sums.items()}
+        means = {name: total / steps for name, total in self._sums.items() if steps}
         seconds = time.monotonic() - started
         return StepsDone(self._step(), tuple(self._steps_by_worker), means, is_stopped or should_stop(), seconds)
 
-    def _train(self, shard: Shard) -> Any:
-        """Train a shard on a worker; return the closure's result, for which a lost worker's shard is trained again."""
-        for fetches in range(1, _MAX_FETCHES + 1):
-            try:
-                return self._closure.schedule(shard).fetch()
-            except (tf.errors.UnavailableError, tf.errors.AbortedError):
-                self._step()  # raises if a ps is lost
-                if fetches == _MAX_FETCHES:
-                    raise
-        raise AssertionError
+    # The units of a ClosureRunner
 
-    def _add(self, result: Any) -> None:
+    def take(self) -> Shard | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def stop(self) -> None:
+        self.is_over = True
+        self._waiting.clear()  # they stay in hand: not done
+
+    def schedule(self, shard: Shard) -> Any:
+        return self._closure.schedule(shard)
+
+    def complete(self, shard: Shard, result: Any) -> None:
         worker, steps, sums = self._closure.split(result)
         self._steps_by_worker += [0] * (worker + 1 - len(self._steps_by_worker))
         self._steps_by_worker[worker] += steps
         for name, total in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + total
-        if steps:
-            self._reporter.observe(self._step(), sum(self._steps_by_worker), self._sums)
+        self._done.append(shard)
+
+    def check_ps(self) -> None:
+        self._step()
+
+    def describe_timeout(self) -> str:
+        return (
+            "No shard was done within {seconds}. See the logs of the workers, give data_shards a smaller shard_size, "
+            "or raise timeout_seconds."
+        )
+
+    # The thread of the caller
+
+    def _poll(self) -> None:
+        """Report the shards that are done, lease the next ones, and save a checkpoint if it is due."""
+        self._report_done()
+        capacity = min(CLOSURES_PER_WORKER * max(count_tasks("worker"), 1), MAX_CAPACITY)
+        while not self.is_over and (shard := self._shards.take(capacity, wait=not self._num_in_hand)) is not None:
+            self._num_in_hand += 1
+            self._waiting.append(shard)
+        if not self._num_in_hand:
+            self.is_over = True  # all shards of all processes are done, or the job was asked to stop
+        if self._checkpoints is not None and (self._checkpoints.is_due() or self._step() >= self._next_save):
+            self._checkpoints.save()
+            self._next_save = self._find_next_save()
+
+    def _report_done(self) -> None:
+        done = [self._done.popleft() for _ in range(len(self._done))]
+        if done:
+            self._num_in_hand -= len(done)
+            self._shards.done(*done)
+            if steps := sum(self._steps_by_worker):
+                self._reporter.observe(self._step(), steps, dict(self._sums))
 
     def _step(self) -> int:
         return int(self._closure.counter.numpy())
 
-    def _next_save(self) -> float:
+    def _find_next_save(self) -> float:
         due = None if self._checkpoints is None else self._checkpoints.next_due(self._step())
         return float("inf") if due is None else due

@@ -21,7 +21,7 @@ from tf4slurm.server_dictionary import (
 )
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.tensorflow.constants import check_datasets_of
-from tf4slurm.tensorflow.elastic import make_elastic
+from tf4slurm.tensorflow.elastic import capture_tables_in_loops, make_elastic
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.placement import check_placement, place_variables
@@ -104,6 +104,7 @@ def parameter_server_strategy(
         place_variables(strategy, placement, len(current.ps_addresses), find_script_channel())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     allow_exit_without_workers(coordinator)
+    capture_tables_in_loops()
     check_datasets_of(coordinator)
     make_elastic(coordinator, cluster, find_script_channel() if local is None else None)
     return strategy, coordinator

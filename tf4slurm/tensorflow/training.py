@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tf4slurm.errors import ParameterServerLostError, TrainingError, TrainingTimeoutError
-from tf4slurm.script_api import report, should_stop
+from tf4slurm.errors import ParameterServerLostError, TrainingError
+from tf4slurm.script_api import report
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
+from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import explain_large_array
 from tf4slurm.tensorflow.keras_limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import StepClosure, make_closure
@@ -27,15 +25,7 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 
 logger = logging.getLogger(__name__)
 
-_CLOSURES_PER_WORKER = 2  # one runs while the next waits
-_POLL_SECONDS = 0.1
-_STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
-_MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
-_threads: weakref.WeakKeyDictionary[Any, list[Future[None]]] = weakref.WeakKeyDictionary()
-"""The threads of each coordinator's last run_steps call, which may still run; each sets its future at its end.
-
-`Thread.join` is not used: after a Ctrl-C in it, Python before 3.13 counts a running thread as ended.
-"""
+_OBSERVE_SECONDS = 0.1
 
 
 class StepsDone(NamedTuple):
@@ -159,11 +149,7 @@ def run_closures(
     `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed, with the step
     counter, their number, and the sums of their numbers. If it returns True, no more closures are scheduled.
     """
-    if wait(_threads.get(coordinator, []), timeout_seconds).not_done:
-        raise TrainingTimeoutError(
-            f"Closures of an earlier run_steps did not complete within {timeout_seconds:g} s. See the logs of the "
-            "workers, or raise timeout_seconds."
-        )
+    wait_for_closures(coordinator, timeout_seconds)
     allow_exit_without_workers(coordinator)
     install_keras_limits()
     inputs = () if dataset is None else (dataset,)
@@ -173,8 +159,10 @@ def run_closures(
         scheduler = StepScheduler(
             count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps
         )
-        run = _Run(coordinator, closure, inputs, step, checkpoints, scheduler, timeout_seconds, observe)
-        return run.run(steps, save_at)
+        work = _StepWork(coordinator, closure, inputs, step, scheduler)
+        done = _Run(work, checkpoints, timeout_seconds, observe).run(steps, save_at)
+        closure.last_steps = scheduler.closure_steps
+        return done
 
 
 @contextlib.contextmanager
@@ -191,12 +179,6 @@ def translate_errors() -> Iterator[None]:
         raise TrainingError(
             "The dataset of a worker has ended. run_steps counts steps, not epochs: call repeat() on the dataset."
         ) from error
-
-
-def count_tasks(role: str) -> int:
-    """Return the number of ps or workers to which this process is connected."""
-    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
-    return len({device.task for device in devices if device.job == role})
 
 
 class StepReporter:
@@ -241,132 +223,96 @@ def _check_arguments(
         raise ValueError(f"timeout_seconds is {timeout_seconds!r}: expected a number greater than 0.")
 
 
-@dataclass(eq=False)
-class _Run:
-    """One call of `run_steps`."""
+@dataclass(frozen=True, eq=False)
+class _StepWork:
+    """The steps of one call of `run_steps`, as units of a `ClosureRunner`: numbers of steps."""
 
     coordinator: Any
     closure: StepClosure
     inputs: tuple[Any, ...]
     counter: tf.Variable
-    checkpoints: Checkpoints | None
     scheduler: StepScheduler
+
+    @property
+    def is_over(self) -> bool:
+        return True  # when `take` returns None: the limit is set before a run
+
+    def take(self) -> int | None:
+        return self.scheduler.take(self.closure.max_steps) or None
+
+    def stop(self) -> None:
+        self.scheduler.stop()
+
+    def schedule(self, steps: int) -> Any:
+        with explain_large_array("The step"):
+            return self.coordinator.schedule(self.closure.function, args=(steps, *self.inputs))
+
+    def complete(self, steps: int, result: Any) -> None:
+        worker, sums = self.closure.split(result)
+        self.scheduler.add_completed(worker, steps, sums)
+
+    def check_ps(self) -> None:
+        self.counter.numpy()
+
+    def describe_timeout(self) -> str:
+        return (
+            "No closure completed within {seconds}; the workers' steps so far are "
+            f"{self.scheduler.steps_by_worker}. See the logs of the workers, or raise timeout_seconds."
+        )
+
+
+@dataclass(eq=False)
+class _Run:
+    """One call of `run_steps`."""
+
+    work: _StepWork
+    checkpoints: Checkpoints | None
     timeout_seconds: float
     observe: Callable[[int, int, dict[str, Any]], bool]
-    scheduling: threading.Lock = field(default_factory=threading.Lock)  # ClusterCoordinator.schedule is not thread-safe
-    errors: list[BaseException] = field(default_factory=list)
-    is_given_up: bool = False
     observed: int = 0
+    observed_at: float = 0.0
     is_ended: bool = False  # by `observe`
 
     def run(self, steps: int, save_at: int) -> StepsDone:
         started = time.monotonic()
-        scheduler, checkpoints = self.scheduler, self.checkpoints
-        step = int(self.counter.numpy())
+        scheduler, counter, checkpoints = self.work.scheduler, self.work.counter, self.checkpoints
+        step = int(counter.numpy())
         is_stopped = False
         while step < steps and not is_stopped and not self.is_ended:
             due = None if checkpoints is None else checkpoints.next_due(step)
             target = min(steps, due or steps)
             is_stopped = self._run_until(scheduler.completed + target - step, step - scheduler.completed)
-            step = int(self.counter.numpy())  # above the target if steps of a lost worker ran again
+            step = int(counter.numpy())  # above the target if steps of a lost worker ran again
             is_due = step >= min(save_at, due or save_at) or is_stopped or self.is_ended
             if checkpoints is not None and (is_due or checkpoints.is_due()):
                 checkpoints.save()
+        if checkpoints is not None and step >= save_at:  # also if closures of an interrupted call have reached it
+            checkpoints.save()
         sums = {name: total for name, total in scheduler.sums.items() if isinstance(total, float)}
         means = {name: total / scheduler.completed for name, total in sums.items()}
-        self.closure.last_steps = scheduler.closure_steps
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
         """Run until `limit` steps are completed, or a save or stop is due; return whether to stop the training."""
-        self.scheduler.set_limit(limit)
-        threads: list[Future[None]] = []
-        _threads[self.coordinator] = threads
-        try:
-            self._start_threads(threads)
-            is_stopped = self.is_given_up = self._watch(threads, first_step)
-        except BaseException:
-            self._give_up(threads)
-            raise
-        if self.errors:
-            self._give_up(threads)
-            causes = [error for error in self.errors if not isinstance(error, tf.errors.CancelledError)]
-            raise (causes or self.errors)[0]
-        return is_stopped
-
-    def _start_threads(self, threads: list[Future[None]]) -> None:
-        """Start threads until there are two per worker; each runs one closure after another."""
-        while len(threads) < _CLOSURES_PER_WORKER * self.scheduler.num_workers:
-            ended: Future[None] = Future()
-            name = f"tf4slurm-steps-{len(threads)}"
-            threading.Thread(target=self._run_closures, args=(ended,), name=name, daemon=True).start()
-            threads.append(ended)
-
-    def _watch(self, threads: list[Future[None]], first_step: int) -> bool:
-        """Wait for the threads, at most 10 s after a stop request; return whether a stop was requested."""
-        scheduler = self.scheduler
-        is_stopped, give_up_at = False, float("inf")
-        running = set(threads)
-        while running and time.monotonic() < give_up_at and not self.errors:
-            wait(running, _POLL_SECONDS)
-            self._observe(first_step)
-            scheduler.set_workers(count_tasks("worker"))
-            self._start_threads(threads)
-            running = {each for each in threads if not each.done()}
-            if not is_stopped and should_stop():
-                is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
-                scheduler.stop()
-            if self.checkpoints is not None and self.checkpoints.is_due():
-                scheduler.stop()
-            if time.monotonic() - scheduler.changed_at > self.timeout_seconds:
-                raise TrainingTimeoutError(
-                    f"No closure completed within {self.timeout_seconds:g} s; the workers' steps so far are "
-                    f"{scheduler.steps_by_worker}. See the logs of the workers, or raise timeout_seconds."
-                )
+        self.work.scheduler.set_limit(limit)
+        runner = ClosureRunner(self.work.coordinator, self.work, self.timeout_seconds)
+        is_stopped = runner.run(lambda: self._poll(first_step))
         self._observe(first_step)
         return is_stopped
 
+    def _poll(self, first_step: int) -> None:
+        if time.monotonic() < self.observed_at + _OBSERVE_SECONDS:
+            return
+        self._observe(first_step)
+        self.observed_at = time.monotonic()
+        self.work.scheduler.set_workers(count_tasks("worker"))
+        if self.checkpoints is not None and self.checkpoints.is_due():
+            self.work.scheduler.stop()
+
     def _observe(self, first_step: int) -> None:
-        completed, sums = self.scheduler.snapshot()
+        completed, sums = self.work.scheduler.snapshot()
         if completed != self.observed:
             self.observed = completed
             if self.observe(first_step + completed, completed, sums):
                 self.is_ended = True
-                self.scheduler.stop()
-
-    def _give_up(self, threads: list[Future[None]]) -> None:
-        """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
-        self.is_given_up = True
-        self.scheduler.stop()
-        if not wait(threads, _STOP_SECONDS).not_done and self.errors:
-            with contextlib.suppress(BaseException):
-                self.coordinator.join()  # clears the error, which would be raised by the next call
-
-    def _run_closures(self, ended: Future[None]) -> None:
-        """Run one closure after another until no steps are left; then set `ended`."""
-        try:
-            while steps := self.scheduler.take(self.closure.max_steps):
-                worker, sums = self.closure.split(self._run_closure(steps))
-                self.scheduler.add_completed(worker, steps, sums)
-        except BaseException as error:  # also sys.exit() in step_fn; `_run_until` raises the error in its thread
-            self.errors.append(error)
-            self.scheduler.stop()
-        finally:
-            ended.set_result(None)
-
-    def _run_closure(self, steps: int) -> Any:
-        """Run a closure of `steps` steps on a worker; return the result.
-
-        If the worker is lost before its result is fetched, the steps run again. If a ps is lost, reading the counter or
-        running the closure again raises an error.
-        """
-        for fetches in range(1, _MAX_FETCHES + 1):
-            with self.scheduling, explain_large_array("The step"):
-                result = self.coordinator.schedule(self.closure.function, args=(steps, *self.inputs))
-            try:
-                return result.fetch()
-            except (tf.errors.UnavailableError, tf.errors.AbortedError):
-                self.counter.numpy()
-                if fetches == _MAX_FETCHES or self.is_given_up:
-                    raise
-        raise AssertionError
+                self.work.scheduler.stop()

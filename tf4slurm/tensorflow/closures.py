@@ -1,0 +1,223 @@
+"""`ClosureRunner`: runs closures on the workers of a coordinator, be it steps, shards or parts of an evaluation.
+
+Each unit of work is run at least once: again if its worker is lost before its result has been fetched. It is completed
+exactly once, or the run raises an error or ends with a stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tf4slurm.errors import TrainingTimeoutError
+from tf4slurm.script_api import should_stop
+
+CLOSURES_PER_WORKER = 2  # one runs while the next waits
+
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
+_MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
+_Thread = Future[BaseException | None]
+_threads: weakref.WeakKeyDictionary[Any, list[_Thread]] = weakref.WeakKeyDictionary()
+"""The threads of each coordinator's last run, unless it has completed; each sets its future to its error, or None.
+
+`Thread.join` is not used: after a Ctrl-C in it, Python before 3.13 counts a running thread as ended.
+"""
+
+
+class Work(Protocol):
+    """The units of work of a `ClosureRunner`, which calls these methods in several threads, one at a time."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `take` will return no more units."""
+
+    def take(self) -> Any:
+        """Return the next unit; None if there is none now."""
+
+    def stop(self) -> None:
+        """Let `take` return no more units."""
+
+    def schedule(self, unit: Any) -> Any:
+        """Schedule the closure of a unit; return its RemoteValue."""
+
+    def complete(self, unit: Any, result: Any) -> None:
+        """Record the fetched result of a unit."""
+
+    def check_ps(self) -> None:
+        """Raise TensorFlow's error if a ps is lost."""
+
+    def describe_timeout(self) -> str:
+        """Return what did not complete in time, and what to do, with "{seconds}" for the time."""
+
+
+class ClosureRunner:
+    """One run of some work on the workers of a coordinator, with two closures per worker."""
+
+    def __init__(self, coordinator: Any, work: Work, timeout_seconds: float) -> None:
+        """Run nothing yet. Call `wait_for_closures` before."""
+        self._coordinator = coordinator
+        self._work = work
+        self._timeout_seconds = timeout_seconds
+        self._changed = threading.Condition()  # guards `take` and `complete`
+        self._changed_at = 0.0
+        self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is not thread-safe
+        self._errors: list[BaseException] = []
+        self._is_given_up = False
+
+    def run(self, poll: Callable[[], None] = lambda: None, *, ends_at_stop: bool = True) -> bool:
+        """Run all units; return whether the run has ended because of a stop request.
+
+        Args:
+            poll: Called in this thread after a completed unit, and at least every 0.1 s.
+            ends_at_stop: After a stop request, start no more units, and wait at most 10 s for running ones. After an
+                error or Ctrl-C, it is always so.
+
+        Raises:
+            TrainingTimeoutError: No unit was completed in time.
+            BaseException: An exception of a unit.
+        """
+        threads: list[_Thread] = []
+        _threads[self._coordinator] = threads
+        self._changed_at = time.monotonic()
+        try:
+            is_stopped = self._is_given_up = self._watch(threads, poll, ends_at_stop)
+        except BaseException:
+            self._give_up(threads)
+            raise
+        if self._errors:
+            self._give_up(threads)
+            causes = [error for error in self._errors if not isinstance(error, tf.errors.CancelledError)]
+            raise (causes or self._errors)[0]
+        if all(each.done() for each in threads):
+            del _threads[self._coordinator]
+        return is_stopped
+
+    def _watch(self, threads: list[_Thread], poll: Callable[[], None], ends_at_stop: bool) -> bool:
+        """Start threads and wait for them; return whether a stop was requested."""
+        is_stopped, give_up_at, next_start = False, float("inf"), 0.0
+        while time.monotonic() < give_up_at and not self._errors:
+            self._poll(poll)
+            if time.monotonic() >= next_start:
+                next_start = time.monotonic() + _POLL_SECONDS
+                self._start_threads(threads)
+            with self._changed:
+                if all(each.done() for each in threads):
+                    break
+                self._changed.wait(_POLL_SECONDS)
+            if ends_at_stop and not is_stopped and should_stop():
+                is_stopped, give_up_at = True, time.monotonic() + _STOP_SECONDS
+                self._stop()
+            if time.monotonic() - self._changed_at > self._timeout_seconds:
+                raise TrainingTimeoutError(self._work.describe_timeout().format(seconds=f"{self._timeout_seconds:g} s"))
+        poll()
+        return is_stopped
+
+    def _poll(self, poll: Callable[[], None]) -> None:
+        """Call `poll`, whose time does not count for the timeout: it may wait for a shard, or save a checkpoint."""
+        begin = time.monotonic()
+        poll()
+        with self._changed:
+            self._changed_at += time.monotonic() - max(self._changed_at, begin)
+
+    def _start_threads(self, threads: list[_Thread]) -> None:
+        """Start threads until there are two per worker; each runs one closure after another."""
+        while len(threads) < CLOSURES_PER_WORKER * max(count_tasks("worker"), 1):
+            ended: _Thread = Future()
+            name = f"tf4slurm-closures-{len(threads)}"
+            threads.append(ended)  # first: a Ctrl-C in `start` may come before or after the thread has started
+            threading.Thread(target=self._run_units, args=(ended,), name=name, daemon=True).start()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._work.stop()
+            self._changed.notify_all()
+
+    def _give_up(self, threads: list[_Thread]) -> None:
+        """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
+        self._is_given_up = True
+        self._stop()
+        wait([each for each in threads if not each.cancel()], _STOP_SECONDS)
+        if all(each.done() for each in threads):
+            _forget_run(self._coordinator, threads)
+
+    def _run_units(self, ended: _Thread) -> None:
+        """Run one unit after another until there are no more; then set `ended`. Do nothing if it is cancelled."""
+        if not ended.set_running_or_notify_cancel():
+            return
+        failure: BaseException | None = None
+        try:
+            while (unit := self._next()) is not None:
+                result = self._run_unit(unit)
+                with self._changed:
+                    self._work.complete(unit, result)
+                    self._changed_at = time.monotonic()
+                    self._changed.notify_all()
+        except BaseException as error:  # also sys.exit() in step_fn; `run` raises the error in its thread
+            failure = error
+            self._errors.append(error)
+            self._stop()
+        finally:
+            with self._changed:
+                ended.set_result(failure)
+                self._changed.notify_all()
+
+    def _next(self) -> Any:
+        """Return the next unit, for which this may have to wait; None if there are no more."""
+        with self._changed:
+            while (unit := self._work.take()) is None and not self._work.is_over:
+                self._changed.wait(_POLL_SECONDS)
+            return unit
+
+    def _run_unit(self, unit: Any) -> Any:
+        """Run the closure of a unit on a worker; return the result.
+
+        If the worker is lost before its result is fetched, the closure runs again. If a ps is lost, `check_ps` or
+        running the closure again raises an error.
+        """
+        for fetches in range(1, _MAX_FETCHES + 1):
+            with self._scheduling:
+                result = self._work.schedule(unit)
+            try:
+                return result.fetch()
+            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+                self._work.check_ps()
+                if fetches == _MAX_FETCHES or self._is_given_up:
+                    raise
+        raise AssertionError
+
+
+def wait_for_closures(coordinator: Any, timeout_seconds: float) -> None:
+    """Wait for the closures that the coordinator's last run has left after an error, Ctrl-C or a stop.
+
+    Raises:
+        TrainingTimeoutError: They did not complete in time.
+    """
+    threads = _threads.get(coordinator, [])
+    if wait([each for each in threads if not each.cancel()], timeout_seconds).not_done:
+        raise TrainingTimeoutError(
+            f"Closures of an earlier call did not complete within {timeout_seconds:g} s. See the logs of the workers, "
+            "or raise timeout_seconds."
+        )
+    _forget_run(coordinator, threads)
+
+
+def _forget_run(coordinator: Any, threads: list[_Thread]) -> None:
+    """Clear the error of a run all of whose threads have ended: the coordinator would raise it in the next call."""
+    if any(not each.cancelled() and each.result() for each in threads):
+        with contextlib.suppress(Exception):
+            coordinator.join()
+    _threads.pop(coordinator, None)
+
+
+def count_tasks(role: str) -> int:
+    """Return the number of ps or workers to which this process is connected."""
+    devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
+    return len({device.task for device in devices if device.job == role})
