@@ -61,7 +61,8 @@ test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
 	touch $@
 
 .tensorflow-%/tested: .tensorflow-%/installed FORCE
-	$(@D)/bin/python -m pytest -m "" --numprocesses=2 tests/tensorflow/test_keras_fit.py tests/tensorflow/test_elastic.py
+	$(@D)/bin/python -m pytest -m "" --numprocesses=2 --dist=loadfile tests/tensorflow/test_keras_fit.py \
+	    tests/tensorflow/test_elastic.py tests/tensorflow/reference
 
 .PRECIOUS: .tensorflow-%/installed
 

@@ -1,6 +1,6 @@
 """Parts of `fit`, `evaluate` and `predict` in a LocalCluster, compared with Keras in this process.
 
-    python keras_features.py semantics callbacks
+    python keras_features.py callbacks evaluation
 
 Each part prints lines "NAME: WHAT".
 """
@@ -23,13 +23,12 @@ from tf4slurm.tensorflow import ShardedEmbedding, evaluate, fit, job_strategy, p
 ROWS = np.random.default_rng(0)
 INPUTS = ROWS.normal(size=(48, 4)).astype("float32")
 TARGETS = INPUTS.sum(axis=1, keepdims=True).astype("float32")
-WEIGHTS = ROWS.uniform(0.5, 1.5, 48).astype("float32")
 
 
 def main() -> None:
-    functions = (semantics, refusals, callbacks, evaluation, mistakes, embedding, counts, tables, metrics, assignments)
+    functions = (callbacks, evaluation, mistakes, embedding, counts, tables, metrics, assignments)
     parts: dict[str, Callable[[Any, Any], None]] = {each.__name__: each for each in functions}
-    workers = 1 if sys.argv[1] in ("semantics", "callbacks") else 2
+    workers = 1 if sys.argv[1] == "callbacks" else 2
     with tf4slurm.LocalCluster(ps=2, workers=workers):
         strategy, coordinator = job_strategy()
         for name in sys.argv[1:]:
@@ -50,129 +49,6 @@ def dense(**options: Any) -> Any:
     keras.utils.set_random_seed(1)
     hidden = keras.layers.Dense(8, activation="tanh", **options)
     return keras.Sequential([keras.layers.Input((4,)), hidden, keras.layers.Dense(1)])
-
-
-def semantics(strategy: Any, coordinator: Any) -> None:
-    """Train each model with Keras and with fit on one worker: variables and History must agree."""
-    import keras
-    import tensorflow as tf
-
-    class OwnLoss(keras.Model):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = dense()
-
-        def call(self, inputs: Any) -> Any:
-            return self.body(inputs)
-
-        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
-            return keras.ops.mean(keras.ops.abs(y - y_pred)) + 0.01 * keras.ops.mean(y_pred**2)
-
-    class OwnLogs(OwnLoss):
-        def train_step(self, data: Any) -> Any:
-            logs = super().train_step(data)
-            return {"loss": logs["loss"], "constant": tf.constant(3.0)}
-
-    class AddsLoss(keras.layers.Layer):  # type: ignore[misc]
-        def call(self, inputs: Any) -> Any:
-            self.add_loss(0.1 * keras.ops.mean(inputs**2))
-            return inputs
-
-    def with_penalty() -> Any:
-        keras.utils.set_random_seed(1)
-        return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), AddsLoss(), keras.layers.Dense(1)])
-
-    def normalized() -> Any:
-        keras.utils.set_random_seed(1)
-        batch_norm = keras.layers.BatchNormalization(momentum=0.8)
-        return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(8), batch_norm, keras.layers.Dense(1)])
-
-    def unbuilt() -> Any:
-        keras.utils.set_random_seed(1)
-        return keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
-
-    optimizers = keras.optimizers
-    decay = optimizers.schedules.InverseTimeDecay(0.1, 5, 0.5)
-    cases: dict[str, tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = {
-        "plain": (dense, lambda: optimizers.SGD(0.1), {"metrics": ["mae", "mse"]}, ()),
-        "sample weights": (dense, lambda: optimizers.Adam(0.05), {"weighted_metrics": ["mae"]}, (WEIGHTS,)),
-        "regularization": (lambda: dense(kernel_regularizer="l2"), lambda: optimizers.Adam(0.05), {}, ()),
-        "constraint": (lambda: dense(kernel_constraint="unit_norm"), lambda: optimizers.SGD(0.05), {}, ()),
-        "add_loss": (with_penalty, lambda: optimizers.SGD(0.05), {}, ()),
-        "batch norm": (normalized, lambda: optimizers.SGD(0.05), {}, ()),
-        "clipping": (dense, lambda: optimizers.SGD(0.5, global_clipnorm=0.2), {}, ()),
-        "schedule": (dense, lambda: optimizers.Adam(decay), {}, ()),
-        "weight decay": (dense, lambda: optimizers.AdamW(0.05, weight_decay=0.1), {}, ()),
-        "moving average": (dense, lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), {}, ()),
-        "steps per execution": (dense, lambda: optimizers.SGD(0.1), {"steps_per_execution": 4}, ()),
-        "own loss": (OwnLoss, lambda: optimizers.SGD(0.1), {}, ()),
-        "own logs": (OwnLogs, lambda: optimizers.SGD(0.1), {}, ()),
-        "unbuilt": (unbuilt, lambda: optimizers.SGD(0.1), {}, ()),
-        "float loss scale": (dense, lambda: optimizers.SGD(0.1, loss_scale_factor=8.0), {}, ()),
-    }
-    for name, (make, optimizer, options, more) in cases.items():
-        loss = {} if make in (OwnLoss, OwnLogs) else {"loss": "mse"}
-        with strategy.scope():
-            model = make()
-            model.compile(optimizer(), **loss, **options)
-        alone = make()
-        alone.compile(optimizer(), **loss, **options)
-        alone.build((None, 4))
-        settings: dict[str, Any] = {"epochs": 2, "steps_per_epoch": 12, "verbose": 0}
-        if not model.built:
-            fit(model, whole_batch(), coordinator=coordinator, **(settings | {"epochs": 0}))
-        model.set_weights(alone.get_weights())
-        ours = fit(model, whole_batch(*more), coordinator=coordinator, **settings).history
-        keras_history = alone.fit(whole_batch(*more)().repeat(), **settings).history
-        pairs = zip(model.get_weights(), alone.get_weights(), strict=True)
-        error = max(float(np.abs(one - other).max()) for one, other in pairs)
-        close = all(np.allclose(ours[key], keras_history[key], rtol=2e-3) for key in keras_history)
-        same = ours.keys() == keras_history.keys() and int(model.optimizer.iterations) == 24
-        print(f"{name}: {'equal' if error < 2e-4 and close and same else (error, ours, keras_history)}", flush=True)
-
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    with strategy.scope():
-        model = dense()
-        model.compile(optimizers.SGD(0.1), "mse")
-    keras.mixed_precision.set_global_policy("float32")
-    losses = fit(model, whole_batch(), coordinator=coordinator, **settings).history["loss"]
-    print(f"mixed_bfloat16: {'falls' if losses[1] < losses[0] else losses}", flush=True)
-
-
-def refusals(strategy: Any, coordinator: Any) -> None:
-    """Train what several workers cannot train."""
-    import keras
-
-    class Largest(keras.metrics.Metric):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__(name="largest")
-            self.value = self.add_weight(shape=(), initializer="zeros", name="value")
-
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-            self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
-
-        def result(self) -> Any:
-            return self.value
-
-    optimizers = keras.optimizers
-    cases: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-        "metric": (lambda: "sgd", {"metrics": [Largest()]}),
-        "accumulation": (lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), {}),
-        "loss scaling": (lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)), {}),
-        "overwrite": (lambda: optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3), {}),
-        "nadam": (optimizers.Nadam, {}),
-        "jit_compile": (lambda: "sgd", {"jit_compile": True}),
-        "run_eagerly": (lambda: "sgd", {"run_eagerly": True}),
-    }
-    for name, (optimizer, options) in cases.items():
-        with strategy.scope():
-            model = dense()
-            model.compile(optimizer(), "mse", **options)
-        try:
-            fit(model, whole_batch(), coordinator=coordinator, steps_per_epoch=4, verbose=0)
-            print(f"refused {name}: no")
-        except (KerasError, ValueError) as error:
-            print(f"refused {name}: {error}", flush=True)
 
 
 def callbacks(strategy: Any, coordinator: Any) -> None:  # noqa: PLR0915  # one after the other

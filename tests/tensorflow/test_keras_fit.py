@@ -285,14 +285,6 @@ def saved_steps(directory: Path) -> int:
     return max((int(path.stem.rpartition("-")[2]) for path in directory.glob("ckpt-*.index")), default=0)
 
 
-def test_fit_and_keras_agree_on_the_semantics_of_a_model(tmp_path: Path) -> None:
-    """Each model is trained by one worker and by Keras: loss, optimizer and train_step must mean the same."""
-    *cases, bfloat, done = features(tmp_path, "semantics")
-    assert len(cases) == 15
-    assert [line for line in cases if not line.endswith(": equal")] == []
-    assert [bfloat, done] == ["mixed_bfloat16: falls", "semantics: done"]
-
-
 def test_each_callback_of_keras_has_its_effect(tmp_path: Path) -> None:
     lines = [line for line in features(tmp_path, "callbacks") if ": " in line and not line.startswith("Batch ")]
     assert [line.partition(":")[0] for line in lines if line.endswith(": works")] == [
@@ -335,15 +327,6 @@ def test_tensorboard_counts_steps_and_writes_the_profile(tmp_path: Path, where: 
     written = [int(line.split()[1]) for line in ran.stdout.splitlines() if line.startswith("written")]
     assert written
     assert all(step % 20 == 0 for step in written)
-
-
-def test_what_several_workers_cannot_train_is_refused(tmp_path: Path) -> None:
-    text = "\n".join(features(tmp_path, "refusals"))
-    assert "KerasError: The metric 'largest' assigns a value to 'value' that depends on earlier values" in text
-    options = ["gradient_accumulation_steps", "dynamic_growth_steps", "ema_overwrite_frequency", "Nadam"]
-    assert re.findall(r"refused .* miscount with variables on a ps \((\w+)\)", text) == options
-    for name in ("jit_compile", "run_eagerly"):
-        assert f"refused {name}: {name}=True cannot be used with parameter servers" in text
 
 
 def test_lookup_tables_work_in_all_functions(tmp_path: Path) -> None:
