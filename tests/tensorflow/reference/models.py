@@ -290,4 +290,5 @@ def best_weights() -> Any:
 def log_file() -> Any:
     """Return the columns of the log of CSVLogger, and its numbers."""
     head, *lines = Path("log.csv").read_text().splitlines()
-    return {"columns": head.split(","), "numbers": [[float(cell) for cell in line.split(",")] for line in lines]}
+    numbers = [[float(cell.replace("NA", "nan")) for cell in line.split(",")] for line in lines]
+    return {"columns": head.split(","), "numbers": numbers}
