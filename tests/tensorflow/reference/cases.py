@@ -16,6 +16,7 @@ _OVERWRITE = refused("ema_overwrite_frequency")
 _SCALE = refused("dynamic_growth_steps")
 _NADAM = refused("Nadam of Keras 3 would miscount")
 _JIT = refused("jit_compile=True cannot be used with parameter servers")
+_XLA = refused("Collectives are not yet implemented for CPU devices when compiling with XLA")
 _EAGERLY = refused("run_eagerly=True cannot be used with parameter servers")
 _NO_SUM = refused("that depends on earlier values")
 
@@ -268,7 +269,14 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
         Case("a Sequential model without Input", lambda m: m.compiled(m.unbuilt())),
         Case("a subclassed model", lambda m: m.compiled(m.Subclassed())),
         Case("steps_per_execution", lambda m: m.dense(steps_per_execution=4)),
-        Case("jit_compile=True", lambda m: m.dense(jit_compile=True), ps=_JIT, asynchronous=_JIT, is_quick=True),
+        Case(
+            "jit_compile=True",
+            lambda m: m.dense(jit_compile=True),
+            ps=_JIT,
+            in_step=_XLA,
+            asynchronous=_JIT,
+            is_quick=True,
+        ),
         Case("run_eagerly=True", lambda m: m.dense(run_eagerly=True), ps=_EAGERLY, asynchronous=_EAGERLY),
         Case("validation_data", lambda m: m.dense(metrics=["mae"]), options={"validation_data": True}, is_quick=True),
         Case("steps_per_epoch", lambda m: m.dense(), options={"steps_per_epoch": 3, "epochs": 3}),
