@@ -22,6 +22,13 @@ class Counts(Same):
 
 
 @dataclass(frozen=True)
+class SameWeights(Same):
+    """The weights are those of one process too, because the gradients do not depend on the order of the steps."""
+
+    words: str = "same weights, exact counts"
+
+
+@dataclass(frozen=True)
 class Refused(Same):
     """An error is raised whose message contains `error`."""
 
@@ -34,7 +41,7 @@ class Differs(Same):
     """The counts are those of one process, and other results are not: `words` say how."""
 
 
-SAME, COUNTS = Same(), Counts()
+SAME, COUNTS, SAME_WEIGHTS = Same(), Counts(), SameWeights()
 
 
 def refused(error: str) -> Refused:
