@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -19,6 +18,7 @@ from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.tensorflow import closures
 
 MOST_CALLS = 25
+_HELD_SECONDS = 2.5  # longer than the time-out; what the chief evaluates itself has none
 _ERRORS: dict[str, type[BaseException]] = {
     "interrupt": KeyboardInterrupt,
     "interrupts": KeyboardInterrupt,
@@ -46,14 +46,17 @@ class Faults:
         self._threads: list[threading.Timer] = []
         with cluster.strategy.scope():
             self._failures = tf.Variable(0)
-            self._pause = tf.Variable(0.0)
+            self._is_held = tf.Variable(False)
         closures._STOP_SECONDS = chance.choice([0.1, 1.0, 10.0])  # with a short wait, closures remain after a call
         signal.signal(signal.SIGALRM, self._interrupt)
 
     def disturb(self) -> tf.Operation:
-        """Return an operation of a step, which fails or takes longer during a fault."""
+        """Return an operation of a step, which fails or does not end during a fault.
+
+        It needs no Python: a numpy_function runs in the chief, where threads that wait for TensorFlow may block it.
+        """
         with tf.control_dependencies([tf.debugging.assert_equal(self._failures, 0, "failure")]):
-            return tf.numpy_function(pause_for, [self._pause], tf.float32)  # runs in the chief
+            return tf.while_loop(lambda _: self._is_held.read_value(), lambda turn: [turn + 1], [tf.constant(0)])[0].op
 
     def repeat(self, call: Callable[[float], Any]) -> Any:
         """Call `call(timeout_seconds)` until it returns; return its result."""
@@ -66,7 +69,7 @@ class Faults:
 
     def hang(self, call: Callable[[float], Any]) -> None:
         """Let a call time out that has closures which would never end."""
-        self._pause.assign(1000.0)
+        self._is_held.assign(True)
         try:
             call(1.0)
         except TrainingTimeoutError:
@@ -83,10 +86,12 @@ class Faults:
             if kind in ("interrupt", "interrupts"):
                 self._interrupts = 1 if kind == "interrupt" else self.chance.randint(2, 4)
                 signal.setitimer(signal.ITIMER_REAL, delay, 0.03)
-            elif kind == "timeout":
-                self._pause.assign(2.5)
             elif kind:
-                self._threads.append(threading.Timer(delay, self._fail if kind == "failure" else self._kill))
+                if kind == "timeout":
+                    self._is_held.assign(True)
+                    delay = _HELD_SECONDS
+                action = {"failure": self._fail, "kill": self._kill, "timeout": self._release}[kind]
+                self._threads.append(threading.Timer(delay, action))
                 self._threads[-1].start()
             return call(1.0 if kind == "timeout" else 90.0)
         except tuple(_ERRORS.values()) as error:
@@ -100,7 +105,7 @@ class Faults:
                 self._threads[-1].cancel()
                 self._threads.pop().join()
             self._failures.assign(0)
-            self._pause.assign(0.0)
+            self._release()
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
         """Raise KeyboardInterrupt, but only in a call of the package."""
@@ -115,6 +120,9 @@ class Faults:
     def _fail(self) -> None:
         self._failures.assign(1)
 
+    def _release(self) -> None:
+        self._is_held.assign(False)
+
     def _kill(self) -> None:
         """Kill a worker and start it again, at the same address."""
         index = self.chance.choice(sorted(self._cluster.wanted))
@@ -122,8 +130,3 @@ class Faults:
         self.kills += 1
         self._cluster.kill(index)
         self._cluster.start(index)
-
-
-def pause_for(seconds: Any) -> Any:
-    time.sleep(float(seconds))
-    return seconds
