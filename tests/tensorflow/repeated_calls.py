@@ -1,4 +1,4 @@
-"""Trainings by `run_shards` that are interrupted and called again, for tests: python repeated_calls.py SCENARIO
+"""Trainings by `run_shards` that fail and are called again, for tests: python repeated_calls.py SCENARIO
 
 Each step adds 1, on the worker, to the counts of its rows. Each scenario checks them, and prints "passed" at its end.
 """
@@ -6,12 +6,9 @@ Each step adds 1, on the worker, to the counts of its rows. Each scenario checks
 from __future__ import annotations
 
 import os
-import random
-import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -73,27 +70,6 @@ def error(training: Training) -> None:
     assert training.run(shards).steps == 0  # all are done
 
 
-def interrupts(training: Training, seed: str) -> None:
-    """Interrupt the calls at random moments, as Ctrl-C does."""
-    chance, count = random.Random(int(seed)), 0
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGALRM, interrupt)
-    shards = tf4slurm.data_shards(ROWS, shard_size=10, epochs=1)
-    while True:
-        try:
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.02, 0.3) if count < 8 else 60)
-            training.run(shards)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            break
-        except KeyboardInterrupt:
-            count += 1
-    assert count
-    training.check(1 + count)
-
-
 def timeout(training: Training) -> None:
     """Let a call time out; the process can end while a closure runs, and the rest is trained by the next call."""
     shards = tf4slurm.data_shards(ROWS, shard_size=10, epochs=1)
@@ -129,5 +105,5 @@ def read_numbers(paths: tf.data.Dataset) -> tf.data.Dataset:
 
 if __name__ == "__main__":
     with tf4slurm.LocalCluster(ps=1, workers=2):
-        globals()[sys.argv[1]](Training(), *sys.argv[2:])
+        globals()[sys.argv[1]](Training())
         print("passed", flush=True)
