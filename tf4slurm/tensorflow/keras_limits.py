@@ -194,13 +194,21 @@ def _clip_in_one_process(clip: Callable[..., Any], optimizer: Any, gradients: An
 
 
 def _clip_sum(add_up: Callable[..., Any], optimizer: Any, gradients_and_variables: Any) -> Any:
-    """Clip the sum of the gradients of all replicas, as in one process; Keras would add up clipped gradients."""
-    pairs = list(add_up(optimizer, gradients_and_variables))
+    """Clip the sum of the gradients of all replicas, as in one process; Keras would add up clipped gradients.
+
+    TensorFlow adds up gradients of one dtype at a time.
+    """
+    pairs = list(gradients_and_variables)
     if not pairs or not _is_one_of_several():
-        return pairs
-    gradients, variables = zip(*pairs, strict=True)
+        return add_up(optimizer, pairs)
+    gradients, variables = map(list, zip(*pairs, strict=True))
+    for dtype in dict.fromkeys(each.dtype for each in gradients if each is not None):  # in the order of all workers
+        places = [place for place, each in enumerate(gradients) if each is not None and each.dtype == dtype]
+        sums = add_up(optimizer, [(gradients[place], variables[place]) for place in places])
+        for place, (total, _) in zip(places, sums, strict=True):
+            gradients[place] = total
     clip = sys.modules["keras"].optimizers.Optimizer._clip_gradients.__wrapped__
-    return list(zip(clip(optimizer, list(gradients)), variables, strict=True))
+    return list(zip(clip(optimizer, gradients), variables, strict=True))
 
 
 def _is_one_of_several() -> bool:
