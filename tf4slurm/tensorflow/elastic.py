@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,12 +10,6 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tf4slurm.script_channel import ScriptChannel
-
-CONTEXT_LOCK = threading.RLock()
-"""Held while the workers in TensorFlow's context change, and while a function is registered on all workers.
-
-Else the registration may fail: "Client for target … not found". The holder takes no other lock of this package.
-"""
 
 _VERSIONS = ("2.16", "2.21")
 """The first and the last supported version. Tested: 2.16, 2.18 and 2.21, whose coordinators are the same."""

@@ -34,7 +34,6 @@ from tensorflow.python.eager import context
 from tf4slurm.cluster import Address
 from tf4slurm.network.reachability import is_answering
 from tf4slurm.script_channel import ScriptChannel
-from tf4slurm.tensorflow.elastic import CONTEXT_LOCK
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +46,11 @@ _MAX_UNUSABLE = 50  # in one message
 _FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
 _NOT_PARSED = "Unable to parse request"
 _MAX_NOT_PARSED = 5  # in a row on a worker; a request that is really invalid fails each time
+_context_lock = threading.RLock()
+"""Held while the workers in TensorFlow's context change, and while a function is registered on all workers.
+
+Else the registration may fail: "Client for target … not found". The holder takes no other lock of this package.
+"""
 
 
 class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
@@ -300,7 +304,7 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         os.environ[_FAIL_FAST] = "true"  # else the update would wait for a worker that fails now
         started = time.monotonic()
         try:
-            with _not_waiting_for({*self._connected.values(), *workers.values()}), CONTEXT_LOCK:
+            with _not_waiting_for({*self._connected.values(), *workers.values()}), _context_lock:
                 context.context().update_server_def(server_def)
         finally:
             os.environ[_FAIL_FAST] = before
@@ -371,7 +375,7 @@ def _lock_context(register: Callable[[Any], None]) -> Callable[[Any], None]:
     """
 
     def register_locked(function: Any) -> None:
-        with CONTEXT_LOCK:
+        with _context_lock:
             register(function)
 
     return register_locked
