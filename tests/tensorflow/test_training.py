@@ -224,7 +224,7 @@ def test_steps_of_a_killed_worker_run_again_and_are_counted(tmp_path: Path) -> N
     assert 3000 - 2 * 64 <= done["steps"] <= 3000  # the steps of two closures may run again
     assert 3000 <= done["step"] <= 3000 + 2 * 64
     saved = {step: weight_of(job, step) for step in saved_steps(job)}
-    assert all(step % 300 == 0 or step == done["step"] for step in saved)
+    assert all(step % 300 <= 2 * 64 for step in saved)  # above the multiple where steps ran again
     applied = saved | {done["step"]: done["weight"]}
     assert all(abs(step - weight) <= 1 for step, weight in applied.items())  # the worker may have been between the two
     assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 2]

@@ -9,6 +9,7 @@ from tests.tensorflow.reference.case import SAME, SAME_WEIGHTS, Case, differs, r
 _OWN_ROWS = "each worker normalizes by its own rows"
 _VALID_ROWS = "the mean of each worker's mean over its valid rows"
 _ADDED_UP = "TensorFlow adds up the workers' losses: divide yours by `strategy.num_replicas_in_sync`"
+_DIVIDED = "same weights; `compute_loss` returns the loss divided by the number of workers"
 _OWN_MASK = "each worker draws the same mask for its rows"
 _ACCUMULATION = refused("gradient_accumulation_steps")
 _OVERWRITE = refused("ema_overwrite_frequency")
@@ -264,7 +265,11 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
     ),
     "training": (
         Case("train_step of your own", lambda m: m.compiled(m.OwnStep()), is_quick=True),
-        Case("GradientTape in train_step", lambda m: m.compiled(m.OwnTape(), metrics=["mae"])),
+        Case(
+            "GradientTape in train_step",
+            lambda m: m.compiled(m.OwnTape(), metrics=["mae"]),
+            in_step=differs(_DIVIDED),
+        ),
         Case("two optimizers in train_step", lambda m: m.compiled(m.TwoOptimizers()), is_quick=True),
         Case("a Sequential model without Input", lambda m: m.compiled(m.unbuilt())),
         Case("a subclassed model", lambda m: m.compiled(m.Subclassed())),
