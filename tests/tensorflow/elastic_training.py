@@ -256,6 +256,7 @@ def training_goes_on_while_an_iterator_is_deleted() -> None:
     read = tf.function(read_next)
     assert wait_until(lambda: int(coordinator.schedule(read, args=(dataset,)).fetch()) == 1, 60)
     add = tf.function(lambda: tf.constant(1))
+    coordinator.schedule(add).fetch()  # traced: only tracing waits for the update
     del cluster.wanted[1]
     cluster.publish()
     ends = [time.monotonic()]
