@@ -278,6 +278,8 @@ class _Run:
         scheduler, counter, checkpoints = self.work.scheduler, self.work.counter, self.checkpoints
         step = int(counter.numpy())
         is_stopped = False
+        if checkpoints is not None and step >= save_at:  # closures of an interrupted call have reached it
+            checkpoints.save()
         while step < steps and not is_stopped and not self.is_ended:
             due = None if checkpoints is None else checkpoints.next_due(step)
             target = min(steps, due or steps)
@@ -286,8 +288,6 @@ class _Run:
             is_due = step >= min(save_at, due or save_at) or is_stopped or self.is_ended
             if checkpoints is not None and (is_due or checkpoints.is_due()):
                 checkpoints.save()
-        if checkpoints is not None and step >= save_at:  # also if closures of an interrupted call have reached it
-            checkpoints.save()
         sums = {name: total for name, total in scheduler.sums.items() if isinstance(total, float)}
         means = {name: total / scheduler.completed for name, total in sums.items()}
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
