@@ -26,6 +26,8 @@ _ERRORS: dict[str, type[BaseException]] = {
     "timeout": TrainingTimeoutError,
 }
 _PACKAGE = os.path.dirname(tf4slurm.__file__)
+_TRACING = "/func_graph.py"
+"""TensorFlow's tracing cannot be interrupted: later ones in the thread may fail with "Concurrent access?"."""
 
 
 class Faults:
@@ -108,12 +110,13 @@ class Faults:
             self._release()
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, but only in a call of the package."""
+        """Raise KeyboardInterrupt, but only in a call of the package, and not while TensorFlow traces a function."""
         frames = []
         while frame is not None:
             frames.append(frame.f_code.co_filename)
             frame = frame.f_back
-        if self._interrupts and any(name.startswith(_PACKAGE) for name in frames):
+        is_tracing = any(name.endswith(_TRACING) for name in frames)
+        if self._interrupts and not is_tracing and any(name.startswith(_PACKAGE) for name in frames):
             self._interrupts -= 1
             raise KeyboardInterrupt(frames[0])
 
