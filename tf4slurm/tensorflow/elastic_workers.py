@@ -246,6 +246,8 @@ class ElasticWorkers(WorkerPreemptionHandler):  # type: ignore[misc]
         _end_closures(finishing, _find_answering(finishing))
         joining = _find_answering({i: wanted[i] for i in wanted.keys() - used - running})
         if not joining and not leaving - running:
+            if not used | running:
+                self._check_ps()  # no closure can find out
             return
         kept = {index: address for index, address in self._connected.items() if index in used | running}
         alive = _find_answering(kept)

@@ -145,8 +145,7 @@ class LocalCluster:
         ps, workers = self._counts
         bound = [sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), "0"]
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]
-        options = ["--runs-directory", str(self._runs_directory), "--start-timeout", f"{self._timeout_seconds:g}"]
-        options += ["--heartbeat-timeout", "3", "--heartbeat-interval", "0.5", "--"]
+        options = ["--runs-directory", str(self._runs_directory), "--start-timeout", f"{self._timeout_seconds:g}", "--"]
         task = [sys.executable, "-m", "tf4slurm.tensorflow.local_cluster", str(directory)]
         return [*bound, sys.executable, "-m", "tf4slurm", *run, *options, *task]
 
