@@ -1,9 +1,11 @@
-"""A server that only sends the first answer of a gRPC server."""
+"""A server that only sends the first answer of a gRPC server, and free ports for servers of tests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -39,3 +41,21 @@ def http2_server(port: int = 0) -> Iterator[int]:
         loop.call_soon_threadsafe(stop.set)
         thread.join(60)
         loop.close()
+
+
+def free_ports(count: int) -> int:
+    """Return the first of `count` ports in a row that are free now.
+
+    They lie below the range from which the kernel chooses. The search starts anywhere: other tests look too.
+    """
+    lowest, choices = 20000, 12000
+    start = random.randrange(choices)
+    for number in range(choices):
+        first = lowest + (start + number) % choices
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("", port)).close()
+        except OSError:
+            continue
+        return first
+    raise AssertionError(f"No {count} ports in a row are free.")

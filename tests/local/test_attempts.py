@@ -11,6 +11,7 @@ import pytest
 
 from tests.jobs import NAMES, ROLES, Job
 from tests.processes import child_of, wait_until, wait_until_gone
+from tests.servers import free_ports
 
 
 def addresses(child: dict[str, object]) -> set[str]:
@@ -51,7 +52,7 @@ def test_failure_of_last_attempt_ends_job_with_its_cause(job: Job) -> None:
 
 
 def test_narrow_range_of_ports_suffices_for_second_attempt(job: Job) -> None:
-    first = 20000 + os.getpid() % 10000  # below the ephemeral ports, which other processes may get
+    first = free_ports(5)
     job.start(*ROLES, "--max-attempts", "2", "--ports", f"{first}-{first + 4}")
     children = {name: job.wait_for_child(name) for name in NAMES}
     os.kill(children["ps-0"]["pid"], signal.SIGKILL)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.jobs import TF4SLURM
+from tests.servers import free_ports
 
 pytestmark = pytest.mark.keras
 
@@ -76,7 +77,7 @@ def test_missing_interface() -> None:
 
 
 def test_ports_in_use() -> None:
-    port = str(20000 + os.getpid() % 10000)  # below the range from which the kernel chooses
+    port = str(free_ports(1))
     with socket.create_server(("", int(port))):
         done = doctor("--quick", "--json", "--ports", port)
     (found,) = findings(done, "free ports")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.jobs import TF4SLURM, Job, end_processes
 from tests.processes import wait_until
+from tests.servers import free_ports
 
 SCRIPT = Path(__file__).with_name("guest_script.py")
 _END_SECONDS = 60
@@ -180,7 +181,7 @@ def test_worker_cannot_join_a_job_without_ps(guests: Guests) -> None:
 
 
 def test_worker_without_a_free_port_is_refused(guests: Guests) -> None:
-    first = 20000 + os.getpid() % 10000  # below the ephemeral ports, which other processes may get
+    first = free_ports(5)
     guests.start("--ports", f"{first}-{first + 4}")  # four tasks and the control service
     guest = guests.join()
     _, text = guest.communicate(timeout=_END_SECONDS)

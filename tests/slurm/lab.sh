@@ -48,11 +48,12 @@ index() {
   fail "no node '$1'; the nodes are: $NODES"
 }
 
-# The first process of a host. Process ids are reused, so the command line must name this lab.
+# The first process of a host. Process ids are reused, so the command line must name this lab. Not by $(<FILE): Bash
+# exits without a message if the process ends between open and read.
 init() {
-  local outer inner
+  local outer= inner=
   { read -r outer <"$LAB/run/$1" && grep -qF -- "$LAB" "/proc/$outer/cmdline" &&
-    inner=$(<"/proc/$outer/task/$outer/children") && [ -n "$inner" ] && echo "${inner% }"; } 2>/dev/null
+    { read -r inner <"/proc/$outer/task/$outer/children" || [ -n "$inner" ]; } && echo "${inner% }"; } 2>/dev/null
 }
 
 # Replaces this process by the command. That is impossible in the PID namespace, so there the command is killed when

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 from tests.captures import CAPTURES, Capture, capture_of
+from tests.servers import free_ports
 from tests.unit.test_slurm_captures import may_refuse
 from tf4slurm.errors import LayoutError, PlacementError, SlurmEnvironmentError, Tf4SlurmError
 from tf4slurm.slurm.environ import SlurmStep
@@ -405,22 +406,10 @@ print("total", float(total), total.device)
 """
 
 
-def three_ports() -> int:
-    """Return the first of three ports in a row that are free now."""
-    for first in range(20000, 30000, 7):
-        try:
-            for port in range(first, first + 3):
-                socket.create_server(("", port)).close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no ports")
-
-
 @pytest.mark.long
 def test_parameter_server_strategy_trains_with_the_resolver() -> None:
     """Start local processes in the faked environment of a step of three tasks."""
-    port = three_ports()
+    port = free_ports(3)
     processes = []
     for rank in range(3):
         fake = {"SLURM_GTIDS": "0,1,2", "SLURM_LOCALID": str(rank), "SLURMD_NODENAME": "localhost"}
