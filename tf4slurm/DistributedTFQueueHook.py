@@ -8,16 +8,21 @@ import gc
 import warnings
 from typing import Any
 
+from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
+from tf4slurm.script_watch import call_after_training
 from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.hooks import DoneHook
-from tf4slurm.tensorflow.queues import make_done_queue
+from tf4slurm.tensorflow.queues import fill_done_queue, make_done_queue
 
 
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
     """Add the done queue of ps i, which gets one item per worker, to the current graph. Deprecated."""
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
     atexit.register(gc.freeze)  # as in wait_for_workers
+    current = current_server_dictionary()
+    if current.task == Task("ps", i):
+        call_after_training(lambda: fill_done_queue(current, WorkersNumber))
     return make_done_queue(i, WorkersNumber)
 
 

@@ -37,6 +37,11 @@ class Role:
     is_spare: bool = False
     is_guest: bool = False
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether training ends with this task: the chief, or without one each worker."""
+        return self.trains and self.is_waited_for
+
 
 _WORKER = Role("worker", runs_script=True, trains=True, is_in_cluster=True, sees_gpus=True)
 _DATA_SERVER = Role("data server", is_server=True, program="tensorflow/data_service.py")

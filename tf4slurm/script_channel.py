@@ -102,6 +102,7 @@ class ScriptChannel:
         self.state = ScriptState(is_helper=is_helper)
         self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
         self.is_open = True
+        self._loss = "The agent of this process has exited."
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(to_socket_address(name))
         self._socket.sendall(encode(self.state) + b"\n")  # the completion signal of a helper waits for this process
@@ -173,7 +174,7 @@ class ScriptChannel:
         Time in which this process or its job was suspended does not count.
 
         Raises:
-            RendezvousConnectionError: The agent has exited.
+            RendezvousConnectionError: The agent has exited, or `lose` was called.
         """
         clock = JobClock(2 * _WAKE_SECONDS)
         clock.start()
@@ -181,13 +182,19 @@ class ScriptChannel:
         with self._changed:
             while not condition():
                 if not self.is_open:
-                    raise RendezvousConnectionError("The agent of this process has exited.")
+                    raise RendezvousConnectionError(self._loss)
                 left = deadline - clock.now()
                 if left <= 0:
                     return False
                 # a signal that arrives just before this thread sleeps is handled only when the thread wakes
                 self._changed.wait(min(left, _WAKE_SECONDS))
             return True
+
+    def lose(self, why: str) -> None:
+        """Count the agent as lost, with the reason as a sentence; end all waits."""
+        with self._changed:
+            self.is_open, self._loss = False, why
+            self._changed.notify_all()
 
     def add_stop_callback(self, save: Callable[[], object]) -> None:
         """Call `save` in a new thread when the job is asked to stop, or at once if it already was."""

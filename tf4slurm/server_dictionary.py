@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 from collections import Counter
@@ -20,10 +21,13 @@ from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, Slu
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
+from tf4slurm.script_channel import find_script_channel
+from tf4slurm.script_watch import ignore_termination, watch_sidecar
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 
 _TERMINATE_SECONDS = 15.0
+_ANSWER_SECONDS = 15.0  # after the timeout for the cluster
 # Not "-m": a json.py in the user's directory would replace Python's own.
 _MAIN = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
@@ -78,6 +82,8 @@ def get_server_dictionary(
     timeout_seconds: float = 300.0,
     directory: str | os.PathLike[str] = "runs",
     exchange: bool = True,
+    ps_exit_seconds: float | None = 10.0,
+    cancel_on_loss: bool = True,
 ) -> ServerDictionary:
     """Return the cluster spec of this process's Slurm step, which is the same in all tasks of the step.
 
@@ -100,6 +106,12 @@ def get_server_dictionary(
         exchange: False computes the cluster spec from this task's environment alone: no port is held, no address is
             checked, and no task is awaited. `interface` can then be a host name pattern only, by default Slurm's node
             name. In rank order, the tasks of a node get the first of `ports`, or of the ports that Slurm reserves.
+        ps_exit_seconds: Under plain srun, a ps that still runs this long after the end of training is ended with exit
+            code 0 (default 10), as is a worker in `server.join()` after the end of the chief; None ends none. Training
+            ends when the chief, or without one every worker, has ended. A ps that calls `tf4slurm.shutdown` is not
+            ended.
+        cancel_on_loss: Under plain srun, end the step when a ps, or the sidecar of rank 0, is lost before training is
+            over (default); False for scripts that continue without them.
 
     Returns:
         The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, the role and index.
@@ -127,7 +139,17 @@ def get_server_dictionary(
     place_tasks(counts, placement, [""] * step.num_tasks)  # refuses an invalid list before the sidecar starts
     interface = INFINIBAND if infiniband else interface
     if exchange:
-        cluster = form_cluster(counts, placement, step, timeout_seconds, directory, interface, ports)
+        cluster = form_cluster(
+            counts,
+            placement,
+            step,
+            timeout_seconds,
+            directory,
+            interface,
+            ports,
+            ps_exit_seconds=ps_exit_seconds,
+            cancel_on_loss=cancel_on_loss,
+        )
         from tf4slurm.network.reachability import bypass_proxies  # imported here, because it imports asyncio
 
         os.environ["TF_GRPC_REUSE_PORT"] = "true"
@@ -210,6 +232,9 @@ def form_cluster(
     directory: str | os.PathLike[str] = "runs",
     interface: str | None = None,
     ports: Sequence[int] | None = None,
+    *,
+    ps_exit_seconds: float | None = 10.0,
+    cancel_on_loss: bool = True,
 ) -> Cluster:
     """Start this process's sidecar (`launch/plain_srun.py`), which forms the cluster of the step; return the cluster.
 
@@ -224,6 +249,7 @@ def form_cluster(
         "interface": interface,
         "ports": list(ports or ()),
         "timeout_seconds": timeout_seconds,
+        "cancels_step": cancel_on_loss,
     }
     sidecar = subprocess.Popen(
         [sys.executable, "-c", _MAIN, _HOME],
@@ -232,26 +258,38 @@ def form_cluster(
         text=True,
     )
     _sidecars.append(sidecar)
-    atexit.register(_end_sidecar, sidecar, runs_service=step.rank == 0)
+    atexit.register(_end_sidecar, sidecar, os.getpid(), runs_service=step.rank == 0)
     assert sidecar.stdin is not None
     assert sidecar.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # the sidecar has exited, and its answer is missing
         print(json.dumps(request), file=sidecar.stdin, flush=True)  # an argument could be too long
-    line = sidecar.stdout.readline()  # returns in time, because the sidecar has timeouts
-    answer: dict[str, Any] = json.loads(line) if line else {"error": ["RendezvousError", "The sidecar exited.", {}]}
+    # The sidecar has timeouts of its own, but it may be stopped by a signal.
+    has_answered, _, _ = select.select([sidecar.stdout], [], [], timeout_seconds + _ANSWER_SECONDS)
+    line = sidecar.stdout.readline() if has_answered else ""
+    missing = ["RendezvousError", "The sidecar exited, or is stopped.", {}]
+    answer: dict[str, Any] = json.loads(line) if line else {"error": missing}
     if "error" in answer:
         name, message, facts = answer["error"]
         kind = getattr(errors, name, None)
         raise kind(message, **facts) if kind else RendezvousError(f"The sidecar failed: {name}: {message}")
     os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["channel"]
-    return cluster_from_entries(answer["entries"])
+    cluster = cluster_from_entries(answer["entries"])
+    channel = find_script_channel()
+    if channel is not None:
+        watch_sidecar(channel, sidecar.pid, cluster.member(step.rank).task, ps_exit_seconds)
+    return cluster
 
 
-def _end_sidecar(sidecar: subprocess.Popen[str], *, runs_service: bool) -> None:
-    """Close the pipe, so that the sidecar notices the end of this process; wait for the sidecar's exit."""
+def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
+    """Tell the sidecar how this process ends, and wait for the sidecar's exit. A fork does nothing."""
+    if os.getpid() != owner:
+        return
     assert sidecar.stdin is not None
     with contextlib.suppress(OSError):
+        sidecar.stdin.write("1" if hasattr(sys, "last_value") else "0")
         sidecar.stdin.close()
+    if runs_service:
+        ignore_termination()  # the sidecar may end the step
     try:
         sidecar.wait(None if runs_service else _TERMINATE_SECONDS)  # rank 0's sidecar runs until all tasks have ended
     except subprocess.TimeoutExpired:

@@ -5,8 +5,9 @@ A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief 
 
 * method="barrier": The signals go through the control service, which also detects killed workers. This method needs
   "tf4slurm run", or an earlier call of get_server_dictionary().
-* method="queue": The signals go through a TensorFlow queue on each ps. This method needs only TensorFlow's servers, but
-  a killed worker sends no signal: then only `timeout_seconds` ends the wait.
+* method="queue": The signals go through a TensorFlow queue on each ps. This method needs only TensorFlow's servers. A
+  killed worker sends no signal: an agent or sidecar notices that, as with "barrier"; without one only
+  `timeout_seconds` ends the wait.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
 from tf4slurm.script_channel import CompletionSignal, ScriptChannel, find_script_channel
+from tf4slurm.script_watch import keep_running
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
 
 __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]
@@ -27,7 +29,7 @@ __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signa
 
 @dataclass(frozen=True)
 class Ending:
-    """The training tasks that finished, and those that failed or, with method="barrier", were killed."""
+    """The training tasks that finished, and those that failed or were killed."""
 
     done: tuple[Task, ...]
     failed: tuple[Task, ...]
@@ -49,7 +51,7 @@ def wait_for_workers(
     Raises:
         ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none; with
             "barrier" it lists all training tasks.
-        ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent.
+        ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent or loses it.
         SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown, or `cluster` is not a tuple of three.
     """
@@ -62,6 +64,7 @@ def wait_for_workers(
         from tf4slurm.tensorflow.queues import wait_for_done_queue
 
         failed = wait_for_done_queue(current, timeout_seconds)
+    keep_running()
     atexit.register(gc.freeze)  # shortens the interpreter's last garbage collection from 0.8 s to 0.1 s
     tasks = current.training_tasks
     return Ending(
@@ -152,8 +155,9 @@ def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) 
     tasks, channel = current.training_tasks, _connected_channel()
     try:
         is_over = channel.wait_until(lambda: channel.desired.is_training_over, timeout_seconds)
-    except RendezvousConnectionError:  # the control service is lost, so how the tasks end stays unknown
-        return set(tasks)
+    except RendezvousConnectionError as error:
+        text = f"How {format_tasks(tasks)} end stays unknown: {error}"
+        raise ShutdownError(f"{text} Under plain srun the whole step ends.") from error
     if not is_over:
         raise ShutdownTimeoutError(
             f"Training was not over within {timeout_seconds} s: some of {format_tasks(tasks)} still run. See their "

@@ -188,6 +188,8 @@ class JobSpec:
     )
     reconnect_seconds: float = 1.5
     """Seconds after which a broken connection counts as the loss of the task."""
+    cancels_step: bool = True
+    """Under plain srun: whether the loss of a ps during training ends the step."""
     kill_wait_seconds: float = option(
         4.0, "Seconds from SIGTERM to SIGKILL for a child process.", minimum=0, group="Advanced"
     )

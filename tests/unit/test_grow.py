@@ -326,7 +326,7 @@ def test_joined_worker_is_not_an_agent_of_the_step(job: GrowingJob) -> None:
         registration = Registration(rank, "n1", "10.0.0.1", 4000, f"agent-{rank}", __version__)
         record = found._service.receiver.on_registration(registration, time.monotonic())
         record.is_connected = True
-        assert found.has_connected_agents == (rank == 0)
+        assert found.leaves_step_running == (rank == 0)
 
 
 def test_help_has_the_default_of_grow() -> None:

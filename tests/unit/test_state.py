@@ -661,8 +661,8 @@ def test_ps_is_sent_the_end_of_training_and_the_failed_tasks(
 # Tasks of sidecars
 
 
-def free_job() -> Job:
-    job = Job("ps worker worker", owns_child=False)
+def free_job(limits: JobSpec = LIMITS) -> Job:
+    job = Job("ps worker worker", limits, owns_child=False)
     job.register_tasks()
     for rank in job.ranks:
         job.send(rank, "ready")
@@ -1285,7 +1285,8 @@ def test_finished_chief_ends_the_job_with_success() -> None:
     job.end_child(0, 0)
     assert job.phase() is Phase.TERMINATING
     assert job.outcome == Outcome(0, "Training is done: every task that the job waits for exited with code 0.")
-    assert [job.desired(rank) for rank in job.ranks] == [DesiredState(1, 1, True, job.outcome.reason)] * 4
+    expected = DesiredState(1, 1, True, job.outcome.reason, have_leaders_ended=True)
+    assert [job.desired(rank) for rank in job.ranks] == [expected] * 4
     for rank in job.ranks:
         assert job.phase() is Phase.TERMINATING
         job.send(rank, "terminated")
@@ -1630,8 +1631,8 @@ class Trial(Job):
         try:
             self.register(rank, **changes)
         except RendezvousClosedError:
-            record = self.state.tasks[rank]
-            assert how in ("again", "stale") or record.has_registered or record.is_gone
+            record = self.state.tasks.get(rank)  # None: a guest that has left, which the refused registration asks for
+            assert how in ("again", "stale") or record is None or record.has_registered or record.is_gone
 
     def do_join(self, incarnation: str) -> None:
         registration = Registration(GUEST_RANK, "g", "10.0.1.1", 4100, incarnation, __version__)
@@ -1737,3 +1738,77 @@ def test_job_completes_in_any_order_of_its_tasks(joining: list[int], proving: li
     for rank in leaving:
         trial.step("follow", rank)
     assert (trial.phase(), trial.outcome.exit_code) == (Phase.ENDED, 0)
+
+
+# Scripts of plain srun: a ps that ends takes its variables with it
+
+
+@pytest.mark.parametrize("how", ["killed", "exception", "lost", "stopped"])
+def test_end_of_a_ps_of_plain_srun_during_training_stops_the_scripts(how: str) -> None:
+    job = free_job(GRACEFUL)
+    for rank in job.ranks:
+        job.send(rank, "running", start_count=1, script=ScriptState(handles_stop=rank == 1))
+    if how == "lost":
+        job.receiver.on_disconnect(0, job.now)
+        job.turn(LIMITS.reconnect_seconds + 1)
+    else:
+        killed_by = "liveness_probe" if how == "stopped" else None
+        job.send(0, "terminated", returncode=1 if how == "exception" else None, killed_by=killed_by)
+    assert job.phase() is Phase.STOPPING
+    assert "variables" in job.desired(1).stop_reason
+    job.send(1, "running", start_count=1, script=ScriptState(handles_stop=True, has_saved=True))
+    assert (job.outcome.exit_code, job.outcome.cause, job.outcome.is_stop) == (7, Task("ps", 0), False)
+    assert job.desired(2).terminate
+
+
+def test_scripts_of_plain_srun_that_ignore_stop_requests_are_not_awaited() -> None:
+    job = free_job(GRACEFUL)
+    for rank in job.ranks:
+        job.send(rank, "running", start_count=1)
+    job.send(0, "terminated")
+    assert job.outcome.cause == Task("ps", 0)
+
+
+@pytest.mark.parametrize("case", ["exits with 0", "training is over", "tolerated"])
+def test_end_of_a_ps_of_plain_srun_that_is_not_needed_stops_nothing(case: str) -> None:
+    job = free_job(dataclasses.replace(LIMITS, cancels_step=case != "tolerated"))
+    if case == "training is over":
+        for rank in (1, 2):
+            job.send(rank, "running", script=ScriptState(completion="done"))
+    job.send(0, "terminated", returncode=0 if case == "exits with 0" else None)
+    assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
+
+
+def test_scripts_of_plain_srun_learn_which_tasks_have_failed_and_when_the_last_worker_has_ended() -> None:
+    job = free_job()
+    job.send(1, "terminated", script=ScriptState(completion="failed"))
+    assert (job.desired(0).failed_tasks, job.desired(0).is_training_over) == (("worker/0",), False)
+    job.send(2, "running", script=ScriptState(completion="done"))
+    assert (job.desired(0).is_training_over, job.desired(0).have_leaders_ended) == (True, False)
+    job.send(2, "terminated", script=ScriptState(completion="done"))
+    assert job.desired(0).have_leaders_ended
+    assert job.desired(0).failed_tasks == ("worker/0",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_silent", "expected"),
+    [
+        ({"state": "terminated"}, False, False),
+        ({"state": "terminated", "killed_by": "slurmstepd"}, False, True),
+        ({"state": "terminated", "killed_by": "liveness_probe"}, False, True),
+        ({"state": "running"}, True, True),
+        ({"state": "running"}, False, False),
+    ],
+)
+def test_slurm_may_miss_the_end_of_a_task_that_is_stopped_or_whose_host_or_slurmstepd_is_lost(
+    changes: dict[str, Any], is_silent: bool, expected: bool
+) -> None:
+    job = free_job()
+    job.send(1, **changes)
+    if changes["state"] == "running" and is_silent:
+        job.turn(LIMITS.task_loss_seconds + 1, [0, 2])
+    elif changes["state"] == "running":
+        job.receiver.on_disconnect(1, job.now)
+        job.turn(LIMITS.reconnect_seconds + 1)
+    record = job.state.tasks[1]
+    assert (record.is_gone, record.is_hidden_from_slurm) == (True, expected)

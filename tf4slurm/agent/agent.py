@@ -89,6 +89,8 @@ class Agent:
         except RendezvousError as error:
             logger.error("%s: %s", self._name, error)
             self._error = error
+            if self.has_lost_launcher and self._client.cluster is not None:
+                await self._process.on_launcher_loss()
             if self._client.cluster is not None:
                 return EXIT_TASK_LOST
             return getattr(self._rendezvous.failure, "exit_code", error.exit_code)

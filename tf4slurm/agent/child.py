@@ -96,6 +96,9 @@ class TaskProcess(abc.ABC):
         A script that started the agent is not terminated; this method waits until the script ends.
         """
 
+    async def on_launcher_loss(self) -> None:  # noqa: B027
+        """Handle the loss of the launcher, before `end`."""
+
     async def kill_descendants(self) -> None:  # noqa: B027
         """Kill the processes that the child has left behind."""
 

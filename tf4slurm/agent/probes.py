@@ -59,7 +59,7 @@ async def wait_until_unresponsive(
     started_at = alive_at = checked_at = time.monotonic()
     has_answered = False
     while True:
-        nap = pause if has_answered else min(pause, _FIRST_ANSWER_SECONDS)
+        nap = pause if has_answered or address is None else min(pause, _FIRST_ANSWER_SECONDS)
         await asyncio.sleep(nap)
         if _is_stopped(process_id):
             is_alive, why = False, "was stopped"

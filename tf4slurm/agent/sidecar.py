@@ -7,26 +7,40 @@ import dataclasses
 import json
 import os
 import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from tf4slurm.agent.child import TaskProcess
+from tf4slurm.agent.probes import wait_until_unresponsive
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import cluster_to_entries
 from tf4slurm.roles import role_of
+from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 
 _DRAIN_SECONDS = 0.5
+_SAVE_POLL_SECONDS = 0.05
 _POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usually closes first
 
 
 class CallingScript(TaskProcess):
-    """The script that started this process. It reads one line from this process: the cluster, or an error."""
+    """The script that started this process. It reads one line from this process: the cluster, or an error.
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
+    It writes its exit code, as far as it is known: 0, or 1 after an uncaught exception. A killed script writes nothing.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, on_launcher_loss: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`on_launcher_loss` is awaited when the control service is lost."""
         super().__init__(rendezvous)
         self.has_started = False
+        self._on_launcher_loss = on_launcher_loss
         self._process_id = os.getppid()
         self._end = asyncio.Event()
-        self._watch: asyncio.Task[None] | None = None
+        self._end_or_stop = asyncio.Event()  # the script has ended, or is stopped for the heartbeat timeout
+        self._stop_detail: str | None = None
+        self._returncode: int | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     @property
     def has_ended(self) -> bool:
@@ -34,18 +48,20 @@ class CallingScript(TaskProcess):
 
     async def open(self) -> None:
         await super().open()
-        self._watch = asyncio.create_task(self._watch_script())
+        self._watches = [asyncio.create_task(self._watch_script()), asyncio.create_task(self._watch_slurmstepd())]
 
     async def wait_until_orphaned(self) -> int:
-        """Wait for the end of the script, and report it; return 0, because only slurmstepd gets the exit code."""
-        await self._end.wait()
+        """Report that the script has ended, or is stopped; return 0, because only slurmstepd gets the exit code."""
+        await self._end_or_stop.wait()
         await self.channel.drain(_DRAIN_SECONDS)  # the end of this process may reveal the completion signal of another
         state, cluster = self._client.observed.script, self._client.cluster
-        if self.channel.was_used and state.completion is None and cluster is not None:
+        if state.completion is None and cluster is not None:
             task = cluster.member(self._rendezvous.identity.rank).task
             if not role_of(task.task_type, has_chief=True).is_server:
                 self._client.update_script(dataclasses.replace(state, completion="failed", barrier=None))
-        self._client.update(state="terminated")
+        if self._stop_detail is not None:
+            self._client.update(killed_by="liveness_probe", detail=self._stop_detail)
+        self._client.update(state="terminated", returncode=self._returncode)
         return 0
 
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
@@ -53,11 +69,31 @@ class CallingScript(TaskProcess):
             self._rendezvous.listener.close()  # from now on the script's server listens
         self.has_started = True
         self._client.update(state="running", start_count=start_count, process_id=self._process_id)
+        self._watches.append(asyncio.create_task(self._watch_for_stop()))
         _print({"channel": self.channel.name, "entries": cluster_to_entries(cluster)})
 
+    async def on_launcher_loss(self) -> None:
+        await self._on_launcher_loss()
+
+    def request_save(self, reason: str) -> None:
+        """Ask the script to save and stop, without the control service."""
+        seconds = self._rendezvous.spec.grace_period_seconds
+        desired = dataclasses.replace(self._client.desired, stop_reason=reason, grace_period_seconds=seconds)
+        self.channel.send(desired)
+
+    async def wait_until_saved(self) -> None:
+        """Wait at most for the grace period until a script that checks for stop requests has saved or ended."""
+        deadline = time.monotonic() + self._rendezvous.spec.grace_period_seconds
+        while time.monotonic() < deadline and not self.has_ended:
+            script = self._client.observed.script
+            if script.has_saved or not script.handles_stop:
+                return
+            await asyncio.sleep(_SAVE_POLL_SECONDS)
+
     async def end(self, kill_wait_seconds: float) -> None:
-        """Close the script channel, and wait for the end of the script."""
+        """Send the last desired state, close the script channel, and wait for the end of the script."""
         if self.has_started and not self._end.is_set():
+            self.channel.send(self._client.desired)
             self.channel.close()
             await self._end.wait()
 
@@ -69,8 +105,21 @@ class CallingScript(TaskProcess):
         closing = asyncio.create_task(stream.read())
         while not closing.done() and os.getppid() == self._process_id:
             await asyncio.wait({closing}, timeout=_POLL_SECONDS)
+        if closing.done() and (code := closing.result().strip()):
+            self._returncode = int(code)
         closing.cancel()
         self._end.set()
+        self._end_or_stop.set()
+
+    async def _watch_for_stop(self) -> None:
+        seconds = self._rendezvous.spec.unresponsive_seconds
+        self._stop_detail = await wait_until_unresponsive(self._process_id, None, seconds)
+        self._end_or_stop.set()
+
+    async def _watch_slurmstepd(self) -> None:
+        """Report the loss of the slurmstepd. The script goes on, but srun would wait for ever for its end."""
+        await wait_for_slurmstepd_loss()
+        self._client.update(killed_by="slurmstepd")
 
 
 def send_error(error: Exception) -> None:

@@ -185,7 +185,8 @@ class ObservedState:
         start_count: How many times the child was started in this attempt.
         process_id: Process id of the last child.
         returncode: Exit code of the last child, or minus the number of the signal that killed it.
-        killed_by: What ended the child or its agent; None if the child ended by itself.
+        killed_by: What ended the child or its agent; None if the child ended by itself. With a sidecar: why Slurm does
+            not notice the end of the script, which is stopped ("liveness_probe") or has lost its slurmstepd.
         exit_age_seconds: Seconds from the child's exit until this message was sent.
         detail: `killed_by`, or the reason why the task is `not_ready`, in words. No rule reads it.
         tail: The last lines of a child that failed.
@@ -229,7 +230,9 @@ class DesiredState:
         barrier_error: The reason why this barrier broke; empty if all tasks arrived.
         shards: The answers to the script's requests for shards.
         is_training_over: No task needs the ps any more.
-        failed_tasks: The tasks, other than servers, that had failed when training was over.
+        failed_tasks: The tasks, other than servers, that had failed when training was over; under plain srun, those
+            that have failed so far.
+        have_leaders_ended: The script of the chief, or without one of every worker, has ended or is lost.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
         rank: The rank of a guest, which the service chooses; None for other tasks.
         exit_code: The exit code of a guest that must terminate.
@@ -248,6 +251,7 @@ class DesiredState:
     shards: tuple[ShardGrant, ...] = ()
     is_training_over: bool = False
     failed_tasks: tuple[str, ...] = ()
+    have_leaders_ended: bool = False
     is_finishing: bool = False
     rank: int | None = None
     exit_code: int = 0

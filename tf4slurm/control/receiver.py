@@ -134,7 +134,7 @@ class Receiver:
             return
         if name is not None and is_new:
             self._state.on_stop(signal.Signals[name], f"{record} received {name}", self._state.now)
-        if script is not None and is_new_in_script and record.owns_child:
+        if script is not None and is_new_in_script:
             what = f"the script of {record} received {script}"
             self._state.on_stop(signal.Signals[script], what, self._state.now)
 

@@ -99,6 +99,17 @@ class TaskRecord:
         return is_lost or self.observed.script.completion == "failed" or bool(self.observed.returncode)
 
     @property
+    def is_hidden_from_slurm(self) -> bool:
+        """Whether Slurm may miss the end of this task: it or its agent is stopped, or its host or slurmstepd is lost.
+
+        If an agent or sidecar is killed, its connection breaks, and Slurm notices the end of the script.
+        """
+        if self.is_gone and self.is_connected and self.observed.state != "terminated":
+            return True
+        killed_by = self.observed.killed_by
+        return killed_by in ("slurmstepd", "guard") or (killed_by == "liveness_probe" and not self.owns_child)
+
+    @property
     def has_registered(self) -> bool:
         return bool(self.incarnation)
 

@@ -96,6 +96,7 @@ class AfterLoss(enum.Enum):
     FAILURE = "the attempt fails"
     END = "the job ends with exit code 7"
     GO_ON = "the job goes on without it"
+    STOP = "the scripts save and stop, then the step is cancelled"
 
 
 _FORM = (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FAILURE)
@@ -139,20 +140,33 @@ def after_loss(
         spares_suffice: There are enough spares for all lost tasks, and no earlier failure is held until a disconnected
             task has reconnected.
         accepts_workers: The chief's script can use another process in place of a worker.
-        owns_child: The agent has started the child; False for a sidecar beside a plain srun script. Its loss during
-            training has no consequence, because Slurm reports the exit of the script.
+        owns_child: The agent has started the child; False for a sidecar beside a plain srun script. Then
+            `after_script_end` has the consequence.
         is_done: The child has ended, and is not started again in this attempt.
         shared: See `after_exit`.
     """
     if phase not in _LOSS_PHASES or is_done or shared.is_finishing:
         return AfterLoss.GO_ON
     if not owns_child and phase in (Phase.TRAINING, Phase.STOPPING):
-        return AfterLoss.GO_ON
+        return after_script_end(role, phase, shared)
     is_possible = {
         AfterLoss.REPLACE_BEFORE_TRAINING: spares_suffice,
         AfterLoss.REPLACE_IN_TRAINING: spares_suffice and accepts_workers,
     }
     return next(each for each in AFTER_LOSS[role.name][_LOSS_PHASES.index(phase)] if is_possible.get(each, True))
+
+
+def after_script_end(role: Role, phase: Phase, shared: DesiredState, returncode: int | None = None) -> AfterLoss:
+    """Return what follows the end or the loss of a script that plain srun has started.
+
+    During training, a ps takes its variables with it, which no restart brings back. Any other script that ends has no
+    consequence, because srun reports its exit code. Neither has a ps that exits with 0: it may know that all is done.
+
+    Args:
+        returncode: The exit code of the script as far as it is known: 0, 1 after an exception, None if it was killed.
+    """
+    is_needed = role.name == "ps" and phase is Phase.TRAINING and not shared.is_training_over
+    return AfterLoss.STOP if is_needed and returncode != 0 else AfterLoss.GO_ON
 
 
 # The failure of an attempt
@@ -236,10 +250,16 @@ AFTER_STOP = {
 def is_stop_over(records: Iterable[TaskRecord]) -> bool:
     """Whether the grace period can end: all tasks that the job waits for have saved or exited.
 
-    It can also end if a ps has exited that others need, because these can no longer save. Evaluators are not awaited.
+    It can also end if a ps has exited that others need, because these can no longer save. Evaluators are not awaited,
+    nor scripts of plain srun that do not check for stop requests: the end of the step stops them.
     """
     records = list(records)
     waited = [record for record in records if record.role.is_waited_for and not record.role.is_wait_bounded]
     has_ended_ps = any(record.is_done for record in records if record.role.name == "ps")
     is_needed = any(record.needs_others for record in records)
-    return (has_ended_ps and is_needed) or all(r.is_done or r.observed.script.has_saved for r in waited)
+    return (has_ended_ps and is_needed) or all(map(_has_saved, waited))
+
+
+def _has_saved(record: TaskRecord) -> bool:
+    script = record.observed.script
+    return record.is_done or script.has_saved or not (record.owns_child or (script.handles_stop and not record.is_gone))

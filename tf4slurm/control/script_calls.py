@@ -50,14 +50,21 @@ class ScriptCalls:
         """Remove a child that has ended from barriers, and lease its shards to others."""
         self._barriers.withdraw(record)
         self._note_shards(self._shards.release(record.rank))
+        failed, role = self.desired.shared.failed_tasks, record.role
+        is_script = role.runs_script and not (role.is_server or role.is_guest or record.owns_child)
+        if is_script and record.has_failed and record.name not in failed:
+            self.desired.change(failed_tasks=(*failed, record.name))
 
     def check(self, now: float) -> None:
         """End the barriers whose timeout is over, or which a task cannot reach any more."""
         self._end_barriers(self._barriers.check(self._tasks.members, now))
 
     def note_end_of_training(self) -> None:
-        """Let the ps know when no task needs them any more."""
+        """Let the scripts know when no task needs the ps any more, and when the chief or all workers have ended."""
         members = self._tasks.members
+        leaders = [record for record in members if record.role.is_leader]
+        if not self.desired.shared.have_leaders_ended and all(record.is_done or record.is_gone for record in leaders):
+            self.desired.change(have_leaders_ended=True)
         if not self.desired.shared.is_training_over and not any(record.needs_others for record in members):
             clients = (record for record in members if record.role.runs_script and not record.role.is_server)
             failed = tuple(record.name for record in clients if record.has_failed)

@@ -158,6 +158,10 @@ class JobState:
         else:
             self.mark_gone(record)
             self.emit("terminated", record, "terminated")
+            returncode, shared = record.observed.returncode, self.desired.shared
+            if rules.after_script_end(record.role, self.phase, shared, returncode) is AfterLoss.STOP:
+                self._stop_after_loss(record, record.observed.detail or "has ended before training was over")
+            self.end_stop_if_saved()
             self._end_if_all_gone()
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
@@ -207,6 +211,8 @@ class JobState:
             self._fail(Failure(outcome, at, record))
         elif consequence is AfterLoss.END:
             self.decide(outcome)
+        elif consequence is AfterLoss.STOP:
+            self._stop_after_loss(record, f"is lost: {why}")
         elif record.role.is_guest:
             self.update_guests()
         elif self.desired.shared.is_finishing:
@@ -270,18 +276,27 @@ class JobState:
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
         """Stop the job because of `what`; the scripts have the grace period to save. Later calls have no effect."""
         self.now = now
+        self._request_stop(Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True), what)
+
+    def _stop_after_loss(self, record: TaskRecord, why: str) -> None:
+        """Stop the scripts of plain srun after the end or the loss of a ps, unless they are to go on without it."""
+        if self.spec.cancels_step:
+            what = f"{record} {why}, and with it the variables there"
+            self._request_stop(Outcome(EXIT_TASK_LOST, f"{what}.", record.task), what)
+
+    def _request_stop(self, outcome: Outcome, what: str) -> None:
         seconds = self.spec.grace_period_seconds
         consequence = rules.AFTER_STOP[self.phase][0 if seconds else 1]
         if consequence is AfterStop.NOTHING:
             return
         self._held_failure = None
-        self._stop = Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True)
+        self._stop = outcome
         self.desired.change(stop_reason=self._stop.reason, grace_period_seconds=seconds)
         if consequence is AfterStop.TERMINATE:
             self.decide(self._stop)
             return
         self.tasks.mark_exited_as_done()
-        self._phase_deadline = now + seconds
+        self._phase_deadline = self.now + seconds
         self._move_on(Phase.STOPPING, f"{what}: the job has {seconds:g} s to save and stop")
         self.end_stop_if_saved()
 

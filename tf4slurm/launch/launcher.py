@@ -108,12 +108,12 @@ class Launcher:
         self._is_impatient = asyncio.Event()
 
     @property
-    def has_connected_agents(self) -> bool:
-        """Whether an agent of the step is connected that has not reported the end of its task."""
+    def leaves_step_running(self) -> bool:
+        """Whether srun would wait: an agent has not reported its end, or Slurm may not notice the end of a task."""
         return any(
-            record.has_registered and record.is_connected and record.observed.state != "terminated"
-            for record in self._state.tasks
-            if not record.role.is_guest
+            record.is_hidden_from_slurm
+            or (record.has_registered and record.is_connected and record.observed.state != "terminated")
+            for record in self._state.tasks.members
         )
 
     async def run(self) -> Result:

@@ -48,12 +48,14 @@ from tf4slurm.spec import JobSpec
 from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.program import run_program
+from tf4slurm.system.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
 _FILE_SYSTEM_SECONDS = 5.0
 _RESULT_SECONDS, _POLL_SECONDS = 2.0, 0.05
 _CONNECT_SECONDS = 1.0
+_EXIT_SECONDS = 3.0
 _FAILURE_SECONDS = 10.0  # for a task to report that its host lacks the interface
 
 
@@ -101,9 +103,9 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
         return (await asyncio.gather(launcher.run(), agent.run()))[0]
 
     result = asyncio.run(run_both())
-    if launcher.has_connected_agents:
+    if launcher.leaves_step_running:
         reporter.close()
-        _cancel(step)  # an agent may be stopped by a signal, and srun would wait for it for ever
+        _cancel(step)
     return result.file.exit_code
 
 
@@ -123,9 +125,7 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
     Every task tries to remove the file. The task that succeeds writes the result, unless rank 0 has written one before;
     the other tasks wait for the result. Return whether this task removed the file.
     """
-    try:
-        directory.control.unlink()
-    except OSError:
+    if not _claim(directory):
         deadline = time.monotonic() + _RESULT_SECONDS
         while directory.read(ResultFile) is None and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -192,16 +192,21 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
         ports=tuple(request["ports"]),
         start_timeout_seconds=request["timeout_seconds"],
         kill_wait_seconds=0,
+        cancels_step=request["cancels_step"],
     )
     path = Path(request["run_directory"])
     runs_service = step.rank == 0
     directory = RunDirectory.open(path, reserve_result=False) if runs_service else RunDirectory(path.absolute())
     rendezvous = _make_rendezvous(step, spec, directory, owns_child=False)
-    script = CallingScript(rendezvous)
+
+    async def on_launcher_loss() -> None:
+        if spec.cancels_step:
+            await _end_without_service(script, rendezvous.client, directory, step)
+
+    script = CallingScript(rendezvous, on_launcher_loss)
     agent = Agent(rendezvous, script)
     acting = asyncio.create_task(agent.run())
-    is_over = asyncio.Event()
-    serving = asyncio.create_task(_host(request["counts"], spec, directory, step, is_over)) if runs_service else None
+    serving = asyncio.create_task(_host(request["counts"], spec, directory, step)) if runs_service else None
     tasks: set[asyncio.Task[Any]] = {acting} if serving is None else {acting, serving}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not script.has_started and not script.has_ended:
@@ -210,22 +215,60 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
         send_error(agent.failure or RendezvousError("The cluster did not form."))
     await acting
     if serving is not None:
-        if not script.channel.was_used:  # no other script waits for this script
-            is_over.set()  # not cancel(), which would interrupt the removal of control.json
         await asyncio.wait({serving})
 
 
-async def _host(
-    counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep, is_over: asyncio.Event
-) -> None:
-    """Run the control service until every task has ended or is lost, or until `is_over` is set."""
-    service, files = make_service(spec, counts), ThreadPoolExecutor(1)
+async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep) -> None:
+    """Run the control service until every task has ended or is lost, then make sure that the step ends."""
+    is_decided = asyncio.Event()
+
+    def on_event(kind: str, *_: object, **__: object) -> None:
+        if kind == "outcome":
+            is_decided.set()
+
+    service, files, is_cancelled = make_service(spec, counts, on_event), ThreadPoolExecutor(1), False
+    state = service.state
     try:
         endpoint = await start_service(service, step.node_name)
         await asyncio.wrap_future(files.submit(write_control, endpoint, directory))
-        ending, stopping = asyncio.create_task(service.wait_for_end()), asyncio.create_task(is_over.wait())
-        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if ending.done():
-            ending.result()
+        ending, deciding = asyncio.create_task(service.wait_for_end()), asyncio.create_task(is_decided.wait())
+        await asyncio.wait({ending, deciding}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ending}, timeout=_EXIT_SECONDS)  # scripts that have saved, or learn of the end, exit now
+        if state.outcome is not None and any(not r.is_gone and r.observed.state == "running" for r in state.tasks):
+            logger.error("%s The step is cancelled.", state.outcome.reason)
+            await in_thread(_cancel, step)
+            is_cancelled = True
+        await ending
     finally:
         await close_service(service, directory, files)
+    if not is_cancelled and any(record.is_hidden_from_slurm for record in state.tasks.members):
+        await in_thread(_cancel, step)  # srun would wait for ever for a task whose end Slurm does not notice
+
+
+async def _end_without_service(
+    script: CallingScript, client: ControlClient, directory: RunDirectory, step: SlurmStep
+) -> None:
+    """Stop this script after the loss of rank 0's sidecar, and let one task cancel the step.
+
+    Without the control service nobody can tell the ps when training is over.
+    """
+    assert client.cluster is not None
+    rank_0 = client.cluster.member(0)
+    reason = f"The sidecar of {rank_0.task} on {rank_0.node}, which ran the control service, is lost."
+    script.request_save(reason)
+    claiming = in_thread(_claim, directory)
+    await asyncio.wait({claiming}, timeout=_FILE_SYSTEM_SECONDS)
+    if claiming.done() and not claiming.result():
+        return
+    await script.wait_until_saved()
+    logger.error("%s The step is cancelled.", reason)
+    await in_thread(_cancel, step)
+
+
+def _claim(directory: RunDirectory) -> bool:
+    """Remove control.json; return whether this task did, so that one task alone ends the step."""
+    try:
+        directory.control.unlink()
+    except OSError:
+        return False
+    return True

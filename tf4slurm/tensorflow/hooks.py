@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
+from tf4slurm.script_channel import find_script_channel
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
 from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_signal, run_when_free
 
@@ -116,8 +117,8 @@ class StartBarrierHook(_StartHook):
         missing = _wait_for_arrivals(self._current, self._current.training_tasks, self._start_seconds)
         if missing:
             raise RendezvousTimeoutError(
-                f"{format_tasks(missing)} did not reach the start barrier within {self._start_seconds:g} s. See the "
-                "logs, or raise start_timeout_seconds."
+                f"{format_tasks(missing)} failed, or did not reach the start barrier within {self._start_seconds:g} s. "
+                "See the logs, or raise start_timeout_seconds."
             )
 
 
@@ -139,8 +140,8 @@ def _arrive(current: ServerDictionary, timeout_seconds: float) -> None:
 
 
 def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:
-    """Wait until these tasks have arrived; return the tasks that have not arrived at the timeout."""
-    missing = tuple(tasks)
+    """Wait until these tasks have arrived; return the tasks that have not arrived at the timeout, or that failed."""
+    missing, channel = tuple(tasks), find_script_channel()
     with tf.Graph().as_default():
         table = tf.raw_ops.LookupTableExportV2(table_handle=_arrivals_table(), Tkeys=tf.int64, Tvalues=tf.int64)
         with open_session(current, 0) as session:
@@ -148,7 +149,8 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
             for positions in poll(session, current.ps_addresses[0], table.keys, deadline):
                 arrived = [current.training_tasks[position] for position in positions]
                 missing = tuple(task for task in tasks if task not in arrived)
-                if not missing:
+                failed = () if channel is None else channel.desired.failed_tasks
+                if all(str(task) in failed for task in missing):
                     break
     return missing
 

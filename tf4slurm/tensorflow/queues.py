@@ -108,6 +108,7 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
     tasks = current.training_tasks
     deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     has_failed: dict[Task, bool] = {}
+    channel, is_over = find_script_channel(), False
     # A signal that is taken after the time limit would be lost, so a ps that is busy just now gets more time.
     patient = tf.compat.v1.RunOptions(timeout_in_ms=int(1000 * _TAKE_SECONDS))
     with tf.Graph().as_default():
@@ -119,10 +120,14 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
                 for _ in range(num_signals):
                     task, failed = _decode(session.run(take, options=patient), tasks)
                     has_failed[task] = failed
-                if len(has_failed) == len(tasks):
+                if len(has_failed) == len(tasks) or is_over:
                     break
+                # Signals may still arrive in the queue until the next turn.
+                is_over = channel is not None and channel.desired.is_training_over
     missing = [task for task in tasks if task not in has_failed]
-    if missing:
+    if is_over:
+        has_failed.update(dict.fromkeys(missing, True))  # it was killed, or has ended without a signal
+    elif missing:
         raise ShutdownTimeoutError(
             f"{format_tasks(missing)} sent no completion signal within {timeout_seconds} s. See their logs, or raise "
             "timeout_seconds.",
@@ -130,6 +135,15 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
         )
     time.sleep(_REPLY_SECONDS)
     return {task for task, failed in has_failed.items() if failed}
+
+
+def fill_done_queue(current: ServerDictionary, capacity: int) -> None:
+    """Put an item for each worker into the queue of this ps after the end of training: a killed worker puts none."""
+    with contextlib.suppress(ShutdownError), tf.Graph().as_default():  # a full queue, or a ps that has ended
+        put = make_done_queue(current.task_index, capacity).enqueue(0)
+        with open_session(current, current.task_index) as session:
+            for _ in range(capacity):
+                session.run(put)
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
