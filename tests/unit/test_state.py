@@ -1590,7 +1590,7 @@ class Trial(Job):
 
     def step(self, what: str, *details: Any) -> None:
         rank_first = what in ("register", "send", "follow", "disconnect", "agent_exit", "leave")
-        if not rank_first or details[0] < len(self.state.tasks):
+        if not rank_first or self.state.tasks.get(details[0]) is not None:
             getattr(self, f"do_{what}")(*details)
         self.check()
 
@@ -1631,8 +1631,8 @@ class Trial(Job):
         try:
             self.register(rank, **changes)
         except RendezvousClosedError:
-            record = self.state.tasks.get(rank)  # None: a guest that has left, which the refused registration asks for
-            assert how in ("again", "stale") or record is None or record.has_registered or record.is_gone
+            record = self.state.tasks[rank]
+            assert how in ("again", "stale") or record.has_registered or record.is_gone
 
     def do_join(self, incarnation: str) -> None:
         registration = Registration(GUEST_RANK, "g", "10.0.1.1", 4100, incarnation, __version__)
