@@ -156,8 +156,8 @@ def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) 
     try:
         is_over = channel.wait_until(lambda: channel.desired.is_training_over, timeout_seconds)
     except RendezvousConnectionError as error:
-        text = f"How {format_tasks(tasks)} end stays unknown: {error}"
-        raise ShutdownError(f"{text} Under plain srun the whole step ends.") from error
+        reason = channel.desired.terminate_reason or f"{error} Under plain srun the whole step ends."
+        raise ShutdownError(f"How {format_tasks(tasks)} end stays unknown. {reason}") from error
     if not is_over:
         raise ShutdownTimeoutError(
             f"Training was not over within {timeout_seconds} s: some of {format_tasks(tasks)} still run. See their "

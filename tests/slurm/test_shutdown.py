@@ -117,5 +117,5 @@ def test_other_ps_exits_when_the_host_of_the_service_is_killed(step: Step, lab: 
     lab.on(node, "kill", "-9", process_id)
     for name in ("worker-0", "worker-1"):
         step.end(name)
-    assert step.process.wait(60) != 0
-    assert "ps 1 done" in step.output
+    assert step.process.wait(60) == 137
+    assert "ShutdownError: How worker/0 and worker/1 end stays unknown. ps/0 on" in step.output

@@ -106,6 +106,11 @@ class TaskTable:
         return any(rank < len(self.members) for rank in self._active)
 
     @property
+    def has_running(self) -> bool:
+        """Whether a child runs, as far as that is known."""
+        return any(not record.is_gone and record.observed.state == "running" for record in self)
+
+    @property
     def are_all_registered(self) -> bool:
         """Whether each member has sent its address in this attempt, but those that the cluster forms without."""
         return not self._unregistered

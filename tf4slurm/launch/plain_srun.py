@@ -233,11 +233,12 @@ async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirector
         await asyncio.wrap_future(files.submit(write_control, endpoint, directory))
         ending, deciding = asyncio.create_task(service.wait_for_end()), asyncio.create_task(is_decided.wait())
         await asyncio.wait({ending, deciding}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({ending}, timeout=_EXIT_SECONDS)  # scripts that have saved, or learn of the end, exit now
-        if state.outcome is not None and any(not r.is_gone and r.observed.state == "running" for r in state.tasks):
-            logger.error("%s The step is cancelled.", state.outcome.reason)
-            await in_thread(_cancel, step)
-            is_cancelled = True
+        if state.outcome is not None and (state.tasks.has_running or state.desired.shared.stop_reason):
+            logger.error("%s The step ends.", state.outcome.reason)
+            await asyncio.wait({ending}, timeout=_EXIT_SECONDS)  # scripts that have saved exit by themselves
+            if state.tasks.has_running:
+                await in_thread(_cancel, step)
+                is_cancelled = True
         await ending
     finally:
         await close_service(service, directory, files)
@@ -261,7 +262,7 @@ async def _end_without_service(
     if claiming.done() and not claiming.result():
         return
     await script.wait_until_saved()
-    logger.error("%s The step is cancelled.", reason)
+    logger.error("%s The step ends.", reason)
     await in_thread(_cancel, step)
 
 
