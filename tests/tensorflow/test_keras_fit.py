@@ -91,6 +91,30 @@ for wrong in (lambda: fit(model, data, batch_size=8), lambda: evaluate(model, da
     except (TypeError, ValueError) as error:
         print(error)
 """
+INTERRUPTED = """
+import keras, numpy as np, tensorflow as tf
+from tf4slurm.tensorflow import fit
+
+interrupts = []
+
+class Interrupts(keras.initializers.Zeros):
+    def __call__(self, *arguments, **options):
+        if tf.executing_eagerly() and not interrupts:
+            interrupts.append(1)
+            raise KeyboardInterrupt
+        return super().__call__(*arguments, **options)
+
+model = keras.Sequential([keras.layers.Dense(1, bias_initializer=Interrupts())])
+model.compile("sgd", "mse")
+rows = np.ones((8, 2), "float32")
+data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(4)
+try:
+    fit(model, data, verbose=0)
+except KeyboardInterrupt:
+    print("interrupted")
+fit(model, data, verbose=0)
+print("iterations", int(model.optimizer.iterations))
+"""
 PROFILES = """
 import pathlib, sys, keras, numpy as np, tensorflow as tf
 import tf4slurm.tensorflow
@@ -211,6 +235,11 @@ def test_one_process_trains_without_a_graph_and_with_xla(tmp_path: Path) -> None
     ran = run(sys.executable, "-c", IN_ONE_PROCESS, directory=tmp_path)
     lines = [line for line in ran.stdout.splitlines() if line.startswith(("run_eagerly", "jit_compile"))]
     assert lines == ["run_eagerly 2 True", "jit_compile 2 True"], ran.stdout + ran.stderr
+
+
+def test_fit_can_be_called_again_after_an_interrupt_while_variables_are_initialized(tmp_path: Path) -> None:
+    ran = run(sys.executable, "-c", INTERRUPTED, directory=tmp_path)
+    assert ran.stdout.splitlines() == ["interrupted", "iterations 2"], ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(

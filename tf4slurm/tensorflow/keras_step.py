@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common.global_state import get_global_attribute  # no public name
 
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.keras_limits import add_if_sum, refuse_metric
@@ -20,6 +21,7 @@ def build(model: Any, element_spec: Any) -> None:
 
     A worker cannot create variables. For this, only the forward pass, loss and metrics of one batch are traced.
     """
+    _forget_initialized_variables()
     scope = keras.StatelessScope(collect_losses=True)
     scope.state_mapping = {id(each): each.value for each in model.variables}
     has_own_step = type(model).train_step is not keras.Model.train_step
@@ -28,6 +30,12 @@ def build(model: Any, element_spec: Any) -> None:
             tf.function(model.test_step).get_concrete_function(element_spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def _forget_initialized_variables() -> None:
+    """Let Keras initialize the rest of the variables after a Ctrl-C: it would refuse those that have a value."""
+    waiting = get_global_attribute("uninitialized_variables") or []
+    waiting[:] = [variable for variable in waiting if variable._value is None]
 
 
 class KerasStep:
