@@ -1,6 +1,7 @@
-"""Under plain srun: a thread of each script that watches the sidecar, and ends a ps that no task needs any more.
+"""Under plain srun: a thread of each script that watches the sidecar, and ends a script that would wait for ever.
 
-Without it a ps, or a worker that serves a chief, would wait in `server.join()` for ever.
+A ps, or a worker that serves a chief, waits in `server.join()`, which never returns. A session without `device_filters`
+waits for each server of the cluster, also for that of a task that has failed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import sys
 import threading
 from collections.abc import Callable
 
-from tf4slurm.cluster import Task
+from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.control.clock import JobClock
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.script_channel import ScriptChannel
 from tf4slurm.system.proc import read_stat
 
 _POLL_SECONDS = 1.0
+_SESSION_SECONDS = 10.0  # a session that waits for no server needs less than 1 s
 _STOPPED_SECONDS = 10.0  # the heartbeat timeout of sidecars
 _IGNORE = 1  # SIG_IGN of signal.h
 
@@ -60,8 +62,7 @@ class ScriptWatch:
         self._sidecar_id = sidecar_id
         self._task = task
         self._clock = JobClock(2 * _POLL_SECONDS)
-        self._idle_since: float | None = None
-        self._stopped_since: float | None = None
+        self._since: dict[str, float] = {}  # the times from which on a condition has been true
 
     def run(self) -> None:
         """Watch until the sidecar is lost or this process ends."""
@@ -73,28 +74,31 @@ class ScriptWatch:
                 self._check_sidecar(now)
                 while self._channel.desired.is_training_over and self.functions:
                     self.functions.pop()()
-                self._end_if_idle(now)
+                self._end_if_it_waits_for_ever(now)
 
     def _check_sidecar(self, now: float) -> None:
         try:
             is_stopped = read_stat(self._sidecar_id).state == "T"
         except OSError:
             return  # it has ended, which closes the channel
-        if not is_stopped:
-            self._stopped_since = None
-        elif self._stopped_since is None:
-            self._stopped_since = now
-        elif now - self._stopped_since >= _STOPPED_SECONDS:
+        if self._has_lasted("stopped", is_stopped, _STOPPED_SECONDS, now):
             self._channel.lose(f"The sidecar of {self._task} was stopped for {_STOPPED_SECONDS:g} s.")
 
-    def _end_if_idle(self, now: float) -> None:
-        """End this process after `exit_seconds` in which no task needs it."""
-        if self.exit_seconds is None or not self._is_idle():
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since >= self.exit_seconds:
-            _exit(f"{self._task} ends: training was over {self.exit_seconds:g} s ago (ps_exit_seconds)")
+    def _end_if_it_waits_for_ever(self, now: float) -> None:
+        seconds, failed = self.exit_seconds, self._channel.desired.failed_tasks
+        if seconds is not None and self._has_lasted("idle", self._is_idle(), seconds, now):
+            _exit(0, f"{self._task} ends: training was over {seconds:g} s ago (ps_exit_seconds)")
+        is_waiting = bool(failed) and self._task.task_type != "ps" and _is_main_thread_in("_extend_graph", "session.py")
+        if self._has_lasted("waiting", is_waiting, _SESSION_SECONDS, now):
+            why = f"its session waits for all servers, but {format_tasks(failed)} failed. Give it device_filters"
+            _exit(1, f"{self._task} ends: {why}")
+
+    def _has_lasted(self, what: str, is_true: bool, seconds: float, now: float) -> bool:
+        """Return whether the condition `what` has been true for `seconds`."""
+        if not is_true:
+            self._since.pop(what, None)
+            return False
+        return now - self._since.setdefault(what, now) >= seconds
 
     def _is_idle(self) -> bool:
         desired = self._channel.desired
@@ -102,27 +106,27 @@ class ScriptWatch:
             return False
         if self._task.task_type == "ps":
             return desired.is_training_over
-        return self._task.task_type == "worker" and _is_in_join()
+        return self._task.task_type == "worker" and _is_main_thread_in("join", "server_lib.py")
 
 
-def _is_in_join() -> bool:
-    """Whether the main thread waits in the `join` method of a TensorFlow server."""
+def _is_main_thread_in(function: str, file: str) -> bool:
+    """Whether the main thread is in C++, called by this function of TensorFlow."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None:
-        return False
-    return frame.f_code.co_name == "join" and os.path.basename(frame.f_code.co_filename) == "server_lib.py"
+    return frame is not None and (frame.f_code.co_name, os.path.basename(frame.f_code.co_filename)) == (function, file)
 
 
-def _exit(why: str) -> None:
-    """End this process with 0 after its exit functions. The main thread may wait in C++, so no exception can end it."""
+def _exit(exit_code: int, why: str) -> None:
+    """End this process after its exit functions. The main thread may wait in C++, so no exception can end it."""
     sys.stderr.write(f"tf4slurm: {why}.\n")
+    if exit_code:
+        sys.last_value = RuntimeError(why)  # as after an uncaught exception: exit functions report a failure
     ignore_termination()
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def ignore_termination() -> None:

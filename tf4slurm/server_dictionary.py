@@ -264,8 +264,9 @@ def form_cluster(
     with contextlib.suppress(BrokenPipeError):  # the sidecar has exited, and its answer is missing
         print(json.dumps(request), file=sidecar.stdin, flush=True)  # an argument could be too long
     # The sidecar has timeouts of its own, but it may be stopped by a signal.
-    has_answered, _, _ = select.select([sidecar.stdout], [], [], timeout_seconds + _ANSWER_SECONDS)
-    line = sidecar.stdout.readline() if has_answered else ""
+    poll = select.poll()
+    poll.register(sidecar.stdout)
+    line = sidecar.stdout.readline() if poll.poll(1000 * (timeout_seconds + _ANSWER_SECONDS)) else ""
     missing = ["RendezvousError", "The sidecar exited, or is stopped.", {}]
     answer: dict[str, Any] = json.loads(line) if line else {"error": missing}
     if "error" in answer:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
@@ -62,3 +68,40 @@ def test_old_script_ends_with_the_old_batch_lines(
     output = (tmp_path / "output").read_text()
     assert state == ("COMPLETED", "0:0"), output
     check_end(output, ps, workers)
+
+
+def sidecar_of(script: Path, steps: str, rank: int) -> psutil.Process | None:
+    """Return the sidecar of a rank of this run of the script; None before the script has started it."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if {str(script), steps} <= set(process.cmdline()) and process.environ().get("SLURM_PROCID") == str(rank):
+                return next((child for child in process.children() if "plain_srun" in " ".join(child.cmdline())), None)
+    return None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(30))
+def test_old_script_ends_whenever_a_worker_is_killed(tmp_path: Path, lab: SlurmLab, seed: int) -> None:
+    """From the start of its sidecar on; a task that never takes part ends the step after the timeout for all tasks."""
+    number, script, steps = random.Random(seed), OLD_SCRIPTS / "asynchronous.py", str(2000 + seed)
+    rank, seconds = number.choice([1, 2]), number.uniform(0, 12)
+    command = (sys.executable, script, "-ps", "1", "-workers", "2", "-steps", steps)
+    with (tmp_path / "output").open("w+") as output:
+        step = lab.popen(
+            *("srun", "-Q", "-K0", "-N3", "-n3", *map(str, command)),
+            cwd=tmp_path,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        try:
+            assert wait_until(lambda: sidecar_of(script, steps, rank) is not None, 60)
+            sidecar = sidecar_of(script, steps, rank)
+            time.sleep(seconds)
+            if sidecar is not None and (victim := sidecar.parent()) is not None and step.poll() is None:
+                victim.kill()
+            code = step.wait(120)
+        except subprocess.TimeoutExpired:
+            lab.cancel_all()
+            pytest.fail(f"rank {rank} was killed after {seconds:.1f} s: {(tmp_path / 'output').read_text()}")
+    print(f"rank {rank} killed after {seconds:.1f} s: srun ended with {code}")

@@ -102,12 +102,12 @@ class TaskRecord:
     def is_hidden_from_slurm(self) -> bool:
         """Whether Slurm may miss the end of this task: it or its agent is stopped, or its host or slurmstepd is lost.
 
-        If an agent or sidecar is killed, its connection breaks, and Slurm notices the end of the script.
+        If an agent, its guard or a sidecar is killed, its connection breaks, and Slurm notices the end of the script.
         """
         if self.is_gone and self.is_connected and self.observed.state != "terminated":
             return True
         killed_by = self.observed.killed_by
-        return killed_by in ("slurmstepd", "guard") or (killed_by == "liveness_probe" and not self.owns_child)
+        return killed_by == "slurmstepd" or (killed_by == "liveness_probe" and not self.owns_child)
 
     @property
     def has_registered(self) -> bool:

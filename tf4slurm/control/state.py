@@ -154,7 +154,8 @@ class JobState:
         """Handle the end of an agent that the job has asked to terminate, or that terminates by itself."""
         is_asked = self.outcome is not None or bool(self.scripts.guests.dismissal_of(record.rank)[0])
         if not is_asked and (record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING)):
-            self.lose(record, record.observed.detail or "its agent terminated by itself")
+            why = "its agent terminated by itself" if record.owns_child else "its script has ended"
+            self.lose(record, record.observed.detail or why)
         else:
             self.mark_gone(record)
             self.emit("terminated", record, "terminated")

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
+_LATE_SECONDS = 0.1
 _CLOSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
 _FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
@@ -160,6 +161,8 @@ class Launcher:
         try:
             await self._start_tasks(endpoint, ending)
             await ending
+            if self._spawner is None:
+                await wait_for_late_tasks(self._service)
         finally:
             inviting.cancel()
 
@@ -396,6 +399,20 @@ def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
         with contextlib.suppress(InterfaceError):  # the agent of this task reports the error
             return (interface_address(interface, node),)
     return host_addresses() or (socket.gethostname(),)
+
+
+async def wait_for_late_tasks(service: ControlService) -> None:
+    """Serve the tasks that register after the end of a job that has not formed; else they would look for the service.
+
+    At most for the start timeout; not at all if that is the reason of the end.
+    """
+    state = service.state
+    is_late = [record for record in state.tasks.members if not record.has_registered]
+    if state.outcome is None or state.outcome.has_timed_out or not is_late:
+        return
+    deadline = service.clock.now() + state.spec.start_timeout_seconds
+    while service.clock.now() < deadline and not all(record.is_gone for record in is_late):
+        await asyncio.sleep(_LATE_SECONDS)
 
 
 def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> None:

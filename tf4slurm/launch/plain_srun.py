@@ -39,7 +39,14 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.jobs.status import JobFiles
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
-from tf4slurm.launch.launcher import Launcher, close_service, make_service, start_service, write_control
+from tf4slurm.launch.launcher import (
+    Launcher,
+    close_service,
+    make_service,
+    start_service,
+    wait_for_late_tasks,
+    write_control,
+)
 from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
@@ -240,6 +247,7 @@ async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirector
                 await in_thread(_cancel, step)
                 is_cancelled = True
         await ending
+        await wait_for_late_tasks(service)
     finally:
         await close_service(service, directory, files)
     if not is_cancelled and any(record.is_hidden_from_slurm for record in state.tasks.members):
