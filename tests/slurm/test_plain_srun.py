@@ -59,10 +59,10 @@ class Step:
         node, process_id, sidecar_id = self.places[name]
         self.lab.on(node, "kill", f"-{number}", sidecar_id if sidecar else process_id)
 
-    def kill_slurmstepd(self, name: str) -> None:
+    def signal_slurmstepd(self, name: str, number: int) -> None:
         node = self.places[name][0]
         ids = self.lab.on(node, "pgrep", "-f", r"^slurmstepd: \[[0-9]+\.0\]").stdout.split()
-        self.lab.on(node, "kill", "-9", ids[0])
+        self.lab.on(node, "kill", f"-{number}", ids[0])
 
     def end_training(self) -> None:
         (self.directory / "end").touch()
@@ -114,7 +114,9 @@ CASES = [
     Case("barrier", PS_FIRST, "", "none", (0,), "ps/0 done worker/0 worker/1 failed\n"),
     Case("barrier", PS_FIRST, "worker-0", "kill", KILLED, "ps/0 done worker/1 failed worker/0\n"),
     Case("barrier", PS_FIRST, "worker-0", "stop", STOPPED, "ps/0 done worker/1 failed worker/0\n"),
-    Case("barrier", PS_FIRST, "worker-0", "slurmstepd", (0, 137), "ps/0 done worker/0 worker/1 failed\n"),
+    Case("barrier", PS_FIRST, "worker-0", "slurmstepd kill", (0, 137), "ps/0 done worker/0 worker/1 failed\n"),
+    Case("barrier", PS_FIRST, "worker-0", "slurmstepd stop", (0, 137), "ps/0 done worker/0 worker/1 failed\n"),
+    Case("barrier", WORKER_FIRST, "worker-0", "slurmstepd kill", (0, 137), "ps/0 done worker/0 worker/1 failed\n"),
     Case("barrier", PS_FIRST, "worker-0", "sidecar kill", (0,), "ps/0 done worker/1 failed worker/0\n"),
     Case("barrier", PS_FIRST, "worker-0", "sidecar stop", (0, 137), "ps/0 done worker/1 failed worker/0\n"),
     Case("barrier", PS_FIRST, "ps-0", "sidecar kill", (1, 137), LOST),
@@ -143,16 +145,20 @@ QUICK = [case for case in CASES if case.way in ("barrier", "saving", "sleep")] +
 
 def check(step: Step, case: Case) -> None:
     which, _, fault = case.fault.rpartition(" ")
-    if fault in SIGNALS:
+    if which == "slurmstepd":
+        step.signal_slurmstepd(case.victim, SIGNALS[fault])
+    elif fault in SIGNALS:
         step.kill(case.victim, SIGNALS[fault], sidecar=which == "sidecar")
-    elif case.fault == "slurmstepd":
-        step.kill_slurmstepd(case.victim)
     if "The step ends." not in case.text and case.victim != "chief-0" and case.way != "saving":
         if case.fault != "none":
             time.sleep(1)
             assert step.process.poll() is None, step.output  # the others train on
         step.end_training()
-    code = step.wait(60 + SLURM_SECONDS)
+    try:
+        code = step.wait(60 + SLURM_SECONDS)
+    finally:
+        if case.fault == "slurmstepd stop":
+            step.signal_slurmstepd(case.victim, signal.SIGCONT)
     assert case.text in step.output
     assert code in case.codes, step.output
     assert step.output.count("The step ends.") == ("The step ends." in case.text or case.way == "saving")

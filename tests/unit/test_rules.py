@@ -20,6 +20,7 @@ from tf4slurm.control.rules import (
     after_exit,
     after_failure,
     after_loss,
+    after_script_end,
     exit_code_after,
 )
 from tf4slurm.roles import JOINED_WORKER, ROLES, Role, role_of
@@ -156,3 +157,20 @@ def test_failure_of_an_attempt(is_left: bool, is_stuck: bool, suffice: bool, exp
 )
 def test_exit_code_after_a_failure(returncode: int, killed_by: KilledBy | None, expected: int) -> None:
     assert exit_code_after(returncode, killed_by) == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "phase", "shared", "returncode", "expected"),
+    [
+        (PS, Phase.TRAINING, DesiredState(), None, AfterLoss.STOP),
+        (PS, Phase.TRAINING, DesiredState(), 1, AfterLoss.STOP),
+        (PS, Phase.TRAINING, DesiredState(), 0, AfterLoss.GO_ON),
+        (PS, Phase.TRAINING, DesiredState(is_training_over=True), None, AfterLoss.GO_ON),
+        (PS, Phase.STOPPING, DesiredState(), None, AfterLoss.GO_ON),
+        (WORKER, Phase.TRAINING, DesiredState(), None, AfterLoss.GO_ON),
+    ],
+)
+def test_end_of_a_script_of_plain_srun(
+    role: Role, phase: Phase, shared: DesiredState, returncode: int | None, expected: AfterLoss
+) -> None:
+    assert after_script_end(role, phase, shared, returncode) is expected

@@ -17,7 +17,7 @@ async def wait_for_slurmstepd_loss() -> int:
     slurmstepd exits after its tasks, so one that ends before them was killed, and they continue to run. If /proc shows
     no slurmstepd above this process, this coroutine waits until it is cancelled.
     """
-    slurmstepd = _find_slurmstepd()
+    slurmstepd = find_slurmstepd()
     if slurmstepd is None:
         never: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         return await never
@@ -26,7 +26,8 @@ async def wait_for_slurmstepd_loss() -> int:
     return slurmstepd.process_id
 
 
-def _find_slurmstepd() -> ProcessStat | None:
+def find_slurmstepd() -> ProcessStat | None:
+    """Return the slurmstepd above this process; None if /proc shows none."""
     process_id = os.getppid()
     with contextlib.suppress(OSError):  # /proc does not show the process
         while process_id > 1:
