@@ -1,7 +1,8 @@
 """Under plain srun: a thread of each script that watches the sidecar, and ends a script that would wait for ever.
 
 A ps, or a worker that serves a chief, waits in `server.join()`, which never returns. A session without `device_filters`
-waits for each server of the cluster, also for that of a task that has failed.
+and a new ParameterServerStrategy wait for each server, also for that of a task that has failed. A ClusterCoordinator
+waits until a worker is back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.control.clock import JobClock
@@ -22,16 +24,22 @@ from tf4slurm.script_channel import ScriptChannel
 from tf4slurm.system.proc import read_stat
 
 _POLL_SECONDS = 1.0
-_SESSION_SECONDS = 10.0  # a session that waits for no server needs less than 1 s
+_WAIT_SECONDS = 10.0  # in TensorFlow for a failed task; a session that waits for no server needs less than 1 s
 _STOPPED_SECONDS = 10.0  # the heartbeat timeout of sidecars
+# Calls of TensorFlow that may wait for ever: the innermost one for the first two.
+_JOIN, _CREATE_SESSION = "server_lib.join", "session._extend_graph"
+_CONNECT, _COORDINATOR = "parameter_server_strategy_v2._connect_to_cluster", "cluster_coordinator."
 _IGNORE = 1  # SIG_IGN of signal.h
 
 _watches: list[ScriptWatch] = []
 
 
-def watch_sidecar(channel: ScriptChannel, sidecar_id: int, task: Task, exit_seconds: float | None) -> None:
-    """Start the thread. `exit_seconds`: see `ps_exit_seconds` of `get_server_dictionary`."""
-    _watches[:] = [ScriptWatch(channel, sidecar_id, task, exit_seconds)]
+def watch_sidecar(
+    channel: ScriptChannel, sidecar_id: int, task: Task, tasks: Iterable[Task], exit_seconds: float | None
+) -> None:
+    """Start the thread in the process of `task`. `exit_seconds`: see `ps_exit_seconds` of `get_server_dictionary`."""
+    workers = frozenset(str(each) for each in tasks if each.task_type == "worker")
+    _watches[:] = [ScriptWatch(channel, sidecar_id, task, workers, exit_seconds)]
     threading.Thread(target=_watches[0].run, name="tf4slurm-script-watch", daemon=True).start()
 
 
@@ -55,12 +63,20 @@ class ScriptWatch:
         functions: Called when training is over.
     """
 
-    def __init__(self, channel: ScriptChannel, sidecar_id: int, task: Task, exit_seconds: float | None) -> None:
+    def __init__(
+        self,
+        channel: ScriptChannel,
+        sidecar_id: int,
+        task: Task,
+        workers: frozenset[str],
+        exit_seconds: float | None,
+    ) -> None:
         self.exit_seconds = exit_seconds
         self.functions: list[Callable[[], object]] = []
         self._channel = channel
         self._sidecar_id = sidecar_id
         self._task = task
+        self._workers = workers
         self._clock = JobClock(2 * _POLL_SECONDS)
         self._since: dict[str, float] = {}  # the times from which on a condition has been true
 
@@ -88,10 +104,14 @@ class ScriptWatch:
         seconds, failed = self.exit_seconds, self._channel.desired.failed_tasks
         if seconds is not None and self._has_lasted("idle", self._is_idle(), seconds, now):
             _exit(0, f"{self._task} ends: training was over {seconds:g} s ago (ps_exit_seconds)")
-        is_waiting = bool(failed) and self._task.task_type != "ps" and _is_main_thread_in("_extend_graph", "session.py")
-        if self._has_lasted("waiting", is_waiting, _SESSION_SECONDS, now):
-            why = f"its session waits for all servers, but {format_tasks(failed)} failed. Give it device_filters"
+        calls = _main_thread_calls() if failed and self._task.task_type != "ps" else []
+        is_waiting = calls[:1] == [_CREATE_SESSION] or _CONNECT in calls
+        if self._has_lasted("servers", is_waiting, _WAIT_SECONDS, now):
+            why = f"it waits for all servers, but {format_tasks(failed)} failed. Give a session device_filters"
             _exit(1, f"{self._task} ends: {why}")
+        is_waiting = self._workers <= {*failed} and any(call.startswith(_COORDINATOR) for call in calls)
+        if self._has_lasted("workers", is_waiting, _WAIT_SECONDS, now):
+            _exit(1, f"{self._task} ends: its ClusterCoordinator waits for a worker, but all have failed")
 
     def _has_lasted(self, what: str, is_true: bool, seconds: float, now: float) -> bool:
         """Return whether the condition `what` has been true for `seconds`."""
@@ -106,13 +126,16 @@ class ScriptWatch:
             return False
         if self._task.task_type == "ps":
             return desired.is_training_over
-        return self._task.task_type == "worker" and _is_main_thread_in("join", "server_lib.py")
+        return self._task.task_type == "worker" and _main_thread_calls()[:1] == [_JOIN]
 
 
-def _is_main_thread_in(function: str, file: str) -> bool:
-    """Whether the main thread is in C++, called by this function of TensorFlow."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and (frame.f_code.co_name, os.path.basename(frame.f_code.co_filename)) == (function, file)
+def _main_thread_calls() -> list[str]:
+    """Return the calls in which the main thread is, the innermost first, such as "server_lib.join"."""
+    calls, frame = [], sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        calls.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
+        frame = frame.f_back
+    return calls
 
 
 def _exit(exit_code: int, why: str) -> None:

@@ -277,7 +277,8 @@ def form_cluster(
     cluster = cluster_from_entries(answer["entries"])
     channel = find_script_channel()
     if channel is not None:
-        watch_sidecar(channel, sidecar.pid, cluster.member(step.rank).task, ps_exit_seconds)
+        tasks = [member.task for member in cluster.members]
+        watch_sidecar(channel, sidecar.pid, cluster.member(step.rank).task, tasks, ps_exit_seconds)
     return cluster
 
 

@@ -135,6 +135,15 @@ CASES = [
     Case("old", PS_FIRST, "", "none", (0,), "ps/0 returns\n"),
     Case("old", PS_FIRST, "worker-1", "kill", KILLED, "ps/0 returns\n"),
     Case("join", PS_FIRST, "", "none", (0,), "ps/0 ends: training was over 3 s ago"),
+    Case("queue", PS_FIRST, "worker-0", "stop", STOPPED, "ps/0 done worker/1 failed worker/0\n"),
+    Case("queue", WORKER_FIRST, "ps-0", "kill", KILLED, VARIABLES),
+    Case("old", WORKER_FIRST, "worker-0", "kill", KILLED, "ps/0 returns\n"),
+    Case("old", PS_FIRST, "worker-0", "stop", STOPPED, "worker/1 returns\n"),
+    Case("join", PS_FIRST, "worker-0", "kill", KILLED, "ps/0 ends: training was over 3 s ago"),
+    Case("join", WORKER_FIRST, "ps-0", "kill", KILLED, VARIABLES),
+    Case(
+        "strategy", CHIEF_FIRST, "worker-0", "kill", KILLED, "chief/0 ends: its ClusterCoordinator waits for a worker"
+    ),
     Case("strategy", CHIEF_FIRST, "", "none", (0,), "ps/0 ends: training was over 3 s ago"),
     Case("strategy", CHIEF_FIRST, "chief-0", "kill", KILLED, "worker/0 ends: training was over 3 s ago"),
 ]
@@ -149,10 +158,12 @@ def check(step: Step, case: Case) -> None:
         step.signal_slurmstepd(case.victim, SIGNALS[fault])
     elif fault in SIGNALS:
         step.kill(case.victim, SIGNALS[fault], sidecar=which == "sidecar")
-    if "The step ends." not in case.text and case.victim != "chief-0" and case.way != "saving":
+    if "The step ends." not in case.text and case.way not in ("saving", "strategy"):
         if case.fault != "none":
             time.sleep(1)
             assert step.process.poll() is None, step.output  # the others train on
+        step.end_training()
+    elif case.fault == "none":
         step.end_training()
     try:
         code = step.wait(60 + SLURM_SECONDS)

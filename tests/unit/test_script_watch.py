@@ -34,7 +34,7 @@ class Channel(SimpleNamespace):
 
 
 def watch(channel: Any, task: Task, sidecar_id: int = 0, exit_seconds: float | None = 10.0) -> ScriptWatch:
-    return ScriptWatch(channel, sidecar_id, task, exit_seconds)
+    return ScriptWatch(channel, sidecar_id, task, frozenset({"worker/1"}), exit_seconds)
 
 
 def test_sidecar_that_is_stopped_for_ten_seconds_is_lost() -> None:
@@ -61,13 +61,16 @@ def test_sidecar_that_is_stopped_for_ten_seconds_is_lost() -> None:
     ("task_type", "desired", "waits_in", "expected"),
     [
         ("ps", OVER, "", 0),
-        ("ps", CHIEF_ENDED, "join", None),  # workers still train
-        ("ps", FAILED, "_extend_graph", None),
+        ("ps", CHIEF_ENDED, "server_lib.join", None),  # workers still train
+        ("ps", FAILED, "session._extend_graph", None),
         ("worker", OVER, "", None),
-        ("worker", CHIEF_ENDED, "join", 0),
-        ("worker", FAILED, "_extend_graph", 1),
+        ("worker", CHIEF_ENDED, "server_lib.join", 0),
+        ("worker", FAILED, "session._extend_graph", 1),
         ("worker", FAILED, "", None),
-        ("chief", FAILED, "_extend_graph", 1),
+        ("chief", FAILED, "session._extend_graph", 1),
+        ("chief", FAILED, "cluster_coordinator.fetch", 1),
+        ("chief", DesiredState(failed_tasks=("worker/0",)), "cluster_coordinator.fetch", None),  # worker/1 goes on
+        ("chief", FAILED, "parameter_server_strategy_v2._connect_to_cluster", 1),
         ("evaluator", OVER, "", None),
     ],
 )
@@ -75,7 +78,7 @@ def test_process_that_waits_for_ever_ends(
     task_type: str, desired: DesiredState, waits_in: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(script_watch, "_is_main_thread_in", lambda function, _: function == waits_in)
+    monkeypatch.setattr(script_watch, "_main_thread_calls", lambda: [waits_in, "script.main"])
     monkeypatch.setattr(script_watch, "_exit", lambda code, _: codes.append(code))
     channel = Channel(desired=desired)
     watched = watch(channel, Task(task_type, 0))
