@@ -1812,3 +1812,12 @@ def test_slurm_may_miss_the_end_of_a_task_that_is_stopped_or_whose_host_or_slurm
         job.turn(LIMITS.reconnect_seconds + 1)
     record = job.state.tasks[1]
     assert (record.is_gone, record.is_hidden_from_slurm) == (True, expected)
+
+
+def test_training_of_ps_alone_never_ends() -> None:
+    job = Job("ps ps", owns_child=False)
+    job.register_tasks()
+    for rank in job.ranks:
+        job.send(rank, "ready")
+    job.send(1, "terminated", returncode=0)
+    assert not job.desired(0).have_leaders_ended

@@ -63,7 +63,8 @@ class ScriptCalls:
         """Let the scripts know when no task needs the ps any more, and when the chief or all workers have ended."""
         members = self._tasks.members
         leaders = [record for record in members if record.role.is_leader]
-        if not self.desired.shared.have_leaders_ended and all(record.is_done or record.is_gone for record in leaders):
+        have_ended = bool(leaders) and all(record.is_done or record.is_gone for record in leaders)
+        if have_ended and not self.desired.shared.have_leaders_ended:
             self.desired.change(have_leaders_ended=True)
         if not self.desired.shared.is_training_over and not any(record.needs_others for record in members):
             clients = (record for record in members if record.role.runs_script and not record.role.is_server)
