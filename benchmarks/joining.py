@@ -30,8 +30,8 @@ def measure_joining(directory: Path, rounds: int) -> list[Figure]:
             )
             whole.append(stepped - started)
             since_server.append(stepped - serving)
-            training.leave(training.guests[-1])
-            training.guests[-1].communicate(timeout=_SECONDS)
+            training.leave(training.joined[-1])
+            training.joined[-1].communicate(timeout=_SECONDS)
         training.finish()
     return [
         Figure(

@@ -19,7 +19,7 @@ from tf4slurm.control import client
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint, Credentials
 from tf4slurm.control.messages import BarrierArrival, Registration, ScriptState, ShardRequest, Usage, decode_cluster
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 PATIENCE_SECONDS = 120.0
 _CROWD = 1_000  # with more, the tasks of one process may exceed the default heartbeat timeout

@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.autodoc import mock
 
 from tf4slurm import __version__
-from tf4slurm.options import Group
+from tf4slurm.spec.options import Group
 
 sys.path.insert(0, str(Path(__file__).parent))
 from generated import PUBLIC_NAMES, fill_in

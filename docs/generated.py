@@ -14,14 +14,14 @@ from typing import Any, get_args, get_type_hints
 import tf4slurm
 import tf4slurm.tensorflow
 from tf4slurm import errors, shutdown
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import _VERBS as VERBS
 from tf4slurm.control.records import EVENT_KINDS
-from tf4slurm.control.shards import ShardProgress
+from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.doctor.scheduler import SubjectTests, read_tests
 from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
-from tf4slurm.options import Group, Option, options_of
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.options import Group, Option, options_of
 
 ROOT = Path(__file__).parent.parent
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef)

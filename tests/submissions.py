@@ -9,9 +9,9 @@ from typing import Any
 import click
 from click.testing import CliRunner
 
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import JobVerb, job_options
 from tf4slurm.cli.submit import make_spec
+from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.submission.snapshot import place_snapshot
 
 PROGRAM = "/opt/tf4slurm/bin/tf4slurm"

@@ -121,7 +121,7 @@ def test_only_package_tensorflow_imports_tensorflow(module: str) -> None:
 
 
 def test_importing_the_options_of_a_job_loads_few_modules() -> None:
-    loaded = imported_by("import tf4slurm.spec, tf4slurm.batch_spec, tf4slurm.settings")
+    loaded = imported_by("import tf4slurm.spec.job_spec, tf4slurm.spec.batch_spec, tf4slurm.spec.settings")
     assert not loaded & {"asyncio", "click", "grpc", "rich", "tensorflow"}
 
 

@@ -20,12 +20,12 @@ import tf4slurm
 import tf4slurm.tensorflow
 from tests.browser import Browser, browser
 from tf4slurm import errors, shutdown
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import _VERBS as VERBS
 from tf4slurm.control.records import EVENT_KINDS
-from tf4slurm.control.shards import ShardProgress
+from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.jobs.schema import FILE_NAMES, Process, TaskStatus
-from tf4slurm.options import options_of
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.options import options_of
 
 pytest.importorskip("sphinx", reason="pip install tf4slurm[docs]")
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N803, N999
-"""Deprecated names of `tf4slurm.tensorflow.hooks`, for scripts written for tf4slurm before 0.1."""
+"""Deprecated names of `tf4slurm.tensorflow.legacy.hooks`, for scripts written for tf4slurm before 0.1."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
-from tf4slurm.script_watch import call_after_training
+from tf4slurm.scripts.watch import call_after_training
 from tf4slurm.server_dictionary import current_server_dictionary
-from tf4slurm.tensorflow.hooks import DoneHook
-from tf4slurm.tensorflow.queues import fill_done_queue, make_done_queue
+from tf4slurm.tensorflow.legacy.hooks import DoneHook
+from tf4slurm.tensorflow.legacy.queues import fill_done_queue, make_done_queue
 
 
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
@@ -34,7 +34,7 @@ def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:
     """Return a `DoneHook`; raise PlacementError if a number differs from the cluster spec. Deprecated."""
-    _warn("QueueManagementHook", "tf4slurm.tensorflow.hooks.DoneHook")
+    _warn("QueueManagementHook", "tf4slurm.tensorflow.legacy.hooks.DoneHook")
     current = current_server_dictionary()
     given = (len(current.ps_addresses), len(current.training_tasks))
     if NumberOfPS not in (None, given[0]) or NumberOfWorkers not in (None, given[1]):

@@ -45,21 +45,21 @@ if TYPE_CHECKING:
     from tf4slurm.api import status as status
     from tf4slurm.api import submit as submit
     from tf4slurm.api import wait as wait
-    from tf4slurm.batch_spec import BatchSpec as BatchSpec
     from tf4slurm.job import Job as Job
     from tf4slurm.jobs.logs import LogLine as LogLine
     from tf4slurm.jobs.registry import KnownJob as KnownJob
     from tf4slurm.jobs.schema import TaskStatus as TaskStatus
     from tf4slurm.jobs.status import JobStatus as JobStatus
-    from tf4slurm.script_api import barrier as barrier
-    from tf4slurm.script_api import data_service as data_service
-    from tf4slurm.script_api import on_stop as on_stop
-    from tf4slurm.script_api import report as report
-    from tf4slurm.script_api import share_of as share_of
-    from tf4slurm.script_api import should_stop as should_stop
-    from tf4slurm.script_shards import data_shards as data_shards
+    from tf4slurm.scripts.data_shards import data_shards as data_shards
+    from tf4slurm.scripts.functions import barrier as barrier
+    from tf4slurm.scripts.functions import data_service as data_service
+    from tf4slurm.scripts.functions import on_stop as on_stop
+    from tf4slurm.scripts.functions import report as report
+    from tf4slurm.scripts.functions import share_of as share_of
+    from tf4slurm.scripts.functions import should_stop as should_stop
     from tf4slurm.server_dictionary import get_server_dictionary as get_server_dictionary
-    from tf4slurm.spec import JobSpec as JobSpec
+    from tf4slurm.spec.batch_spec import BatchSpec as BatchSpec
+    from tf4slurm.spec.job_spec import JobSpec as JobSpec
     from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
 
@@ -69,16 +69,16 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _NAMES = {
     "tf4slurm.api": "cancel grow grow_script list_jobs logs make_report resume run script shrink status submit wait",
-    "tf4slurm.batch_spec": "BatchSpec",
+    "tf4slurm.spec.batch_spec": "BatchSpec",
     "tf4slurm.job": "Job",
     "tf4slurm.jobs.logs": "LogLine",
     "tf4slurm.jobs.registry": "KnownJob",
     "tf4slurm.jobs.schema": "TaskStatus",
     "tf4slurm.jobs.status": "JobStatus",
-    "tf4slurm.script_api": "barrier data_service on_stop report share_of should_stop",
-    "tf4slurm.script_shards": "data_shards",
+    "tf4slurm.scripts.functions": "barrier data_service on_stop report share_of should_stop",
+    "tf4slurm.scripts.data_shards": "data_shards",
     "tf4slurm.server_dictionary": "get_server_dictionary",
-    "tf4slurm.spec": "JobSpec",
+    "tf4slurm.spec.job_spec": "JobSpec",
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
 }

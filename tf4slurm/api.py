@@ -28,8 +28,8 @@ from tf4slurm.system.proc import signal_process
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 if TYPE_CHECKING:
-    from tf4slurm.batch_spec import BatchSpec
-    from tf4slurm.spec import JobSpec
+    from tf4slurm.spec.batch_spec import BatchSpec
+    from tf4slurm.spec.job_spec import JobSpec
 
 logger = logging.getLogger(__name__)
 
@@ -199,9 +199,9 @@ def grow(
         RunDirectoryError: The job has no run directory here, or it cannot be read or written.
         RefusedError, LaunchError: sbatch refused the array, or cannot be started.
     """
-    from tf4slurm.submission import guests
+    from tf4slurm.joining import grow
 
-    return guests.grow(find(job), workers, options, os.environ if environ is None else environ, site)
+    return grow.grow(find(job), workers, options, os.environ if environ is None else environ, site)
 
 
 def grow_script(
@@ -213,11 +213,11 @@ def grow_script(
     **options: Any,
 ) -> str:
     """Return the batch script that `grow` submits. Raises: as `grow`."""
+    from tf4slurm.joining.grow import make_worker_spec
     from tf4slurm.submission.batch_script import make_script
-    from tf4slurm.submission.guests import make_guest_spec
 
     known, environ = find(job), os.environ if environ is None else environ
-    return make_script(make_guest_spec(known, latest_run(known), workers, options, environ, site))
+    return make_script(make_worker_spec(known, latest_run(known), workers, options, environ, site))
 
 
 def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
@@ -229,9 +229,9 @@ def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
         JobStateError: Fewer workers were added; none is removed.
         LaunchError: A request to Slurm failed.
     """
-    from tf4slurm.submission import guests
+    from tf4slurm.joining import grow
 
-    return guests.shrink(find(job), workers)
+    return grow.shrink(find(job), workers)
 
 
 def find(job: str | KnownJob | None = None) -> KnownJob:

@@ -17,15 +17,15 @@ from typing import Any, Concatenate, ParamSpec
 from markupsafe import escape
 
 from tf4slurm import api
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import LaunchError, UnknownJobError
 from tf4slurm.jobs.formatting import format_table
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
-from tf4slurm.options import options_of, to_fields
-from tf4slurm.settings import SITE, fill_in, read_settings
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.spec.options import options_of, to_fields
+from tf4slurm.spec.settings import SITE, fill_in, read_settings
 
 _LINE_SECONDS = 5.0
 _P = ParamSpec("_P")

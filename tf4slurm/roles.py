@@ -22,7 +22,7 @@ class Role:
         sees_gpus: The task's GPUs are visible to the child; else they are hidden.
         program: The program of tf4slurm that the child runs in place of the user's command.
         is_spare: The task runs nothing until it takes the place of a lost task.
-        is_guest: The task has joined the running job, and may leave at any time without harm.
+        has_joined: The task has joined the running job, and may leave at any time without harm.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Role:
     sees_gpus: bool = False
     program: str = ""
     is_spare: bool = False
-    is_guest: bool = False
+    has_joined: bool = False
 
     @property
     def is_leader(self) -> bool:
@@ -56,7 +56,7 @@ _ROLES = {
 }
 # Without a chief every worker trains by itself, and cannot be replaced while the others run.
 LEADING_WORKER = dataclasses.replace(_WORKER, name="leading worker", is_waited_for=True)
-JOINED_WORKER = dataclasses.replace(_WORKER, name="joined worker", trains=False, is_guest=True)
+JOINED_WORKER = dataclasses.replace(_WORKER, name="joined worker", trains=False, has_joined=True)
 
 ROLES = (*dict.fromkeys(_ROLES.values()), LEADING_WORKER, JOINED_WORKER)
 """The properties of all roles."""

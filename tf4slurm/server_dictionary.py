@@ -21,8 +21,8 @@ from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, Slu
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
-from tf4slurm.script_channel import find_script_channel
-from tf4slurm.script_watch import ignore_termination, watch_sidecar
+from tf4slurm.scripts.channel import find_script_channel
+from tf4slurm.scripts.watch import ignore_termination, watch_sidecar
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
-from tf4slurm.script_channel import CompletionSignal, ScriptChannel, find_script_channel
-from tf4slurm.script_watch import keep_running
+from tf4slurm.scripts.channel import CompletionSignal, ScriptChannel, find_script_channel
+from tf4slurm.scripts.watch import keep_running
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
 
 __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]
@@ -61,7 +61,7 @@ def wait_for_workers(
     if method == "barrier":
         failed = _wait_for_barrier(current, timeout_seconds)
     else:
-        from tf4slurm.tensorflow.queues import wait_for_done_queue
+        from tf4slurm.tensorflow.legacy.queues import wait_for_done_queue
 
         failed = wait_for_done_queue(current, timeout_seconds)
     keep_running()
@@ -145,7 +145,7 @@ def _completion_signal(method: str, cluster: ClusterAndTask | None) -> Completio
         raise ShutdownError(f"{current.task} is a ps: it receives signals and sends none. Call wait_for_workers().")
     if method == "barrier":
         return _connected_channel().completion_signal
-    from tf4slurm.tensorflow.queues import queue_completion_signal
+    from tf4slurm.tensorflow.legacy.queues import queue_completion_signal
 
     return queue_completion_signal(current)
 

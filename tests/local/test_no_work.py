@@ -11,8 +11,8 @@ import pytest
 
 import tf4slurm
 from tests.jobs import TF4SLURM, Job
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import CommandError
+from tf4slurm.spec.batch_spec import BatchSpec
 
 ALONE = ("--ps", "0", "--workers", "0")
 REPORTS = "import tf4slurm; tf4slurm.report(step=1)"

@@ -100,7 +100,7 @@ def test_each_attempt_has_its_own_file(job: Job, tmp_path: Path) -> None:
 def test_reports_of_a_killed_script_are_recorded(job: Job) -> None:
     code = """
 import os, signal, time, tf4slurm
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 for step in range(10):
     tf4slurm.report(step=step)
 def has_sent(channel):

@@ -25,7 +25,7 @@ from tests.processes import marked_processes, wait_until, wait_until_gone
 from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.output import LineWriter
 
 

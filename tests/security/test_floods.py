@@ -30,7 +30,7 @@ from tf4slurm.control.credentials import ControlEndpoint, Credentials, create_cr
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.service import _UNAUTHENTICATED_CONNECTIONS, ControlService
 from tf4slurm.control.state import JobState
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 FLOOD = Path(__file__).with_name("flood.py")
 ROOT = FLOOD.parents[2]

@@ -12,12 +12,12 @@ from tests.simulation.script import Script, ScriptProcess
 from tests.simulation.world import Process
 from tf4slurm.agent.agent import Agent
 from tf4slurm.agent.child import TaskProcess
-from tf4slurm.agent.rendezvous import Guest, LocalTask, Rendezvous
+from tf4slurm.agent.rendezvous import JoiningWorker, LocalTask, Rendezvous
 from tf4slurm.agent.script_processes import ScriptProcesses
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.control.messages import GUEST_RANK, DesiredState, ScriptState, Usage
+from tf4slurm.control.messages import JOINING_RANK, DesiredState, ScriptState, Usage
 from tf4slurm.network.reachability import members_to_check
 from tf4slurm.roles import role_of
 
@@ -40,7 +40,7 @@ class _Port:
 class SimulatedRendezvous(Rendezvous):
     """A rendezvous on a simulated host."""
 
-    def __init__(self, job: Job, process: AgentProcess, identity: LocalTask | Guest) -> None:
+    def __init__(self, job: Job, process: AgentProcess, identity: LocalTask | JoiningWorker) -> None:
         self._job, self._process = job, process
         super().__init__(identity, job.plan.spec, job.find_service)
         self._incarnation = process.name
@@ -64,7 +64,7 @@ class SimulatedRendezvous(Rendezvous):
     async def _find_unreachable(self, cluster: Cluster) -> list[str]:
         """Check other addresses, which takes until a partition ends, at most 5 s."""
         hosts, own = self._job.hosts_by_address, self._process.host
-        members = () if isinstance(self.identity, Guest) else members_to_check(cluster, self.rank)
+        members = () if isinstance(self.identity, JoiningWorker) else members_to_check(cluster, self.rank)
         deadline = self._process.time() + _CHECK_SECONDS
         await asyncio.sleep(2 * self._job.network.latency())
         faults = []
@@ -254,7 +254,7 @@ class SimulatedChild(TaskProcess):
 class AgentProcess(Process):
     """The process of an agent, from its start to its end."""
 
-    def __init__(self, job: Job, name: str, host: Host, identity: LocalTask | Guest) -> None:
+    def __init__(self, job: Job, name: str, host: Host, identity: LocalTask | JoiningWorker) -> None:
         super().__init__(job.world, name)
         self.job, self.host, self.identity = job, host, identity
         self.process_ids = itertools.count(1)
@@ -293,7 +293,7 @@ class AgentProcess(Process):
 
     def signal(self, name: Any) -> None:
         """Handle a stop signal to the agent."""
-        if not self.has_registered and self.identity.rank == GUEST_RANK:
+        if not self.has_registered and self.identity.rank == JOINING_RANK:
             self.end(143)
         elif not self.is_dead:
             self.client.update(stop_signal=name)

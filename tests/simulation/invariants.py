@@ -86,7 +86,7 @@ def every_process_ends(job: Job, _: None) -> str | None:
     """All agents and scripts end soon after the job or its launcher, also those of lost tasks."""
     if not (job.has_ended or job.launcher.is_dead):
         return None
-    left = [agent.name for agent in (*job.agents, *job.guests.values()) if not agent.is_dead and agent.child]
+    left = [agent.name for agent in (*job.agents, *job.joined_workers.values()) if not agent.is_dead and agent.child]
     left += [str(script) for script in job.scripts if script.is_alive]
     return f"still there after {job.world.now:.0f} s: {', '.join(left)}" if left else None
 
@@ -96,7 +96,7 @@ def lost_tasks_end(job: Job, _: None) -> str | None:
     """The agent of a lost task ends as soon as the launcher can reach it, or when it counts the launcher as lost."""
     spec = job.plan.spec
     for rank, time in job.lost_at.items():
-        agent = next((agent for agent in (*job.agents, *job.guests.values()) if agent.rank == rank), None)
+        agent = next((agent for agent in (*job.agents, *job.joined_workers.values()) if agent.rank == rank), None)
         limit = settled_at(job, rank, time, spec.kill_wait_seconds + _LEFT_SECONDS)
         if min(job.ended_at, job.launcher_died_at or _NEVER) < limit:
             limit = settled_at(job, rank, time, spec.kill_wait_seconds + _LEFT_SECONDS + spec.launcher_loss_seconds)
@@ -186,7 +186,7 @@ def scripts_may_save(job: Job, event: tuple[str, str | None, str]) -> str | None
         return None
     for script in job.scripts:
         role = role_of(script.task.task_type, has_chief=job.has_chief)
-        is_waited_for = role.is_waited_for and not role.is_wait_bounded and not script.is_guest
+        is_waited_for = role.is_waited_for and not role.is_wait_bounded and not script.has_joined
         if is_waited_for and not script.has_ended and id(script) not in job.saved_scripts:
             return f"{script} has not saved {job.world.now - began_at:.3f} s after the stop request"
     return None
@@ -201,7 +201,7 @@ def training_is_over_only_when_it_is(job: Job, process: ScriptProcess) -> str | 
     of_attempt = [script for script in job.scripts if script.attempt == desired.attempt]
     completed = {script.task for script in of_attempt if script.has_completed}  # also if it is then restarted
     for script in of_attempt:
-        trains = script.task.task_type in ("chief", "worker") and not script.is_guest
+        trains = script.task.task_type in ("chief", "worker") and not script.has_joined
         has_ended = script.has_ended or script.task in completed or job.is_gone(script.rank)
         if trains and not has_ended:
             return f"{process} is told so, but {script} trains"
@@ -333,9 +333,9 @@ def documented_recipe_is_not_refused(job: Job, refused: tuple[ScriptProcess, str
 def clusters_have_present_workers_only(job: Job, cluster: Cluster) -> str | None:
     """A cluster contains no joined worker that has left before another one in it has joined."""
     ranks = {member.rank for member in cluster.members[job.plan.spec.num_tasks :]}
-    guests = [agent for agent in job.guests.values() if agent.rank in ranks]
-    for left in guests:
-        for joined in guests:
+    joined_workers = [agent for agent in job.joined_workers.values() if agent.rank in ranks]
+    for left in joined_workers:
+        for joined in joined_workers:
             if settled_at(job, 0, left.ended_at, _LEFT_SECONDS) < joined.begun_at:
                 return f"{joined.name} has joined after {left.name} has left, and both are in one cluster"
     return None
@@ -344,6 +344,6 @@ def clusters_have_present_workers_only(job: Job, cluster: Cluster) -> str | None
 @at("end")
 def messages_are_bounded(job: Job, _: None) -> str | None:
     """The size of messages is bounded by the number of tasks and of present workers."""
-    limit = 1000 + 250 * (job.plan.spec.num_tasks + len(job.guests)) + 100 * job.plan.shards[0]
+    limit = 1000 + 250 * (job.plan.spec.num_tasks + len(job.joined_workers)) + 100 * job.plan.shards[0]
     size = job.network.largest_message
     return f"a message has {size} bytes" if size > limit else None

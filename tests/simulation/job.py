@@ -13,11 +13,11 @@ from tests.simulation.network import Host, Network, SimulatedService
 from tests.simulation.plan import Fault, Plan, ScriptPlan
 from tests.simulation.script import Arrival, Script, ScriptProcess
 from tests.simulation.world import Process, World
-from tf4slurm.agent.rendezvous import Guest, LocalTask
+from tf4slurm.agent.rendezvous import JoiningWorker, LocalTask
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, Credentials, ServiceCredentials
-from tf4slurm.control.messages import GUEST_RANK, decode_cluster
+from tf4slurm.control.messages import JOINING_RANK, decode_cluster
 from tf4slurm.control.records import Outcome, Phase
 from tf4slurm.control.service import max_gap_seconds
 from tf4slurm.control.shard_position import ShardPosition
@@ -95,7 +95,7 @@ class Job:
         self.hosts = [Host(f"n{number}", f"10.0.0.{number}") for number in range(max(plan.hosts) + 1)]
         self.host_processes: dict[str, list[Process]] = {host.name: [] for host in self.hosts}
         self.network = Network(self._latency)
-        if plan.guests:
+        if plan.joined_workers:
             self.network.on_cluster = lambda payload: self.check("cluster", decode_cluster(payload)[1])
         self.outside = Process(self.world, "outside")
         self.launcher = Process(self.world, "launcher")
@@ -107,7 +107,7 @@ class Job:
         self.service.network, self.service.process, self.service.host = self.network, self.launcher, self.hosts[0]
         self.endpoint = ControlEndpoint((Address("10.0.0.0", 4000),), _SHARED)
         self.agents: list[AgentProcess] = []
-        self.guests: dict[int, AgentProcess] = {}
+        self.joined_workers: dict[int, AgentProcess] = {}
         self.hosts_by_address = {host.address: host for host in self.hosts}
 
     # What agents and scripts call
@@ -128,9 +128,9 @@ class Job:
         return self.endpoint
 
     def script_plan(self, agent: AgentProcess, task: Task) -> ScriptPlan:
-        if agent.identity.rank == GUEST_RANK:
-            number = next(number for number, guest in self.guests.items() if guest is agent)
-            return self.plan.guests[number]
+        if agent.identity.rank == JOINING_RANK:
+            number = next(number for number, worker in self.joined_workers.items() if worker is agent)
+            return self.plan.joined_workers[number]
         return self.plan.scripts.get(task) or ScriptPlan()
 
     def count_start(self, rank: int, task: Task) -> int:
@@ -212,7 +212,7 @@ class Job:
         self.record("agent ends", agent.rank, f"{agent.name}: {agent.returncode}")
         if not agent.host.is_lost:
             self.network.end_of(agent)
-        if agent.identity.rank != GUEST_RANK:
+        if agent.identity.rank != JOINING_RANK:
             if self.plan.is_local:
                 delay = self.draw(0.002, 0.05)
                 self.launcher.at(self.world.now + delay, self._on_agent_exit, agent.rank, agent.returncode)
@@ -314,10 +314,10 @@ class Job:
 
     @property
     def all_gone(self) -> bool:
-        return all(agent.is_dead for agent in (*self.agents, *self.guests.values()))
+        return all(agent.is_dead for agent in (*self.agents, *self.joined_workers.values()))
 
     def _processes(self) -> list[Process]:
-        processes: list[Process] = [self.launcher, *self.agents, *self.guests.values()]
+        processes: list[Process] = [self.launcher, *self.agents, *self.joined_workers.values()]
         for script in self.scripts:
             processes += script.processes
         return processes
@@ -469,23 +469,23 @@ class Job:
             if not agent.is_dead:
                 self.outside.at(self.world.now + self.chance.uniform(0, 0.5), agent.end, -9)
 
-    # Guests
+    # Joined workers
 
-    def _guest_joins(self, fault: Fault) -> None:
+    def _joined_worker_joins(self, fault: Fault) -> None:
         host = Host(f"g{fault.target}", f"10.0.1.{fault.target}")
         self.hosts_by_address[host.address] = host
         self.host_processes[host.name] = []
-        guest = AgentProcess(self, f"guest {fault.target}", host, Guest(host.name))
-        self.guests[fault.target] = guest
-        self.host_processes[host.name].append(guest)
-        guest.begin()
+        worker = AgentProcess(self, f"joined worker {fault.target}", host, JoiningWorker(host.name))
+        self.joined_workers[fault.target] = worker
+        self.host_processes[host.name].append(worker)
+        worker.begin()
 
-    def _guest_leaves(self, fault: Fault) -> None:
-        guest = self.guests.get(fault.target)
-        if guest is not None and not guest.is_dead:
-            guest.signal("SIGTERM")
+    def _joined_worker_leaves(self, fault: Fault) -> None:
+        worker = self.joined_workers.get(fault.target)
+        if worker is not None and not worker.is_dead:
+            worker.signal("SIGTERM")
 
-    def _guest_is_killed(self, fault: Fault) -> None:
-        guest = self.guests.get(fault.target)
-        if guest is not None and not guest.is_dead:
-            guest.end(-9)
+    def _joined_worker_is_killed(self, fault: Fault) -> None:
+        worker = self.joined_workers.get(fault.target)
+        if worker is not None and not worker.is_dead:
+            worker.end(-9)

@@ -17,7 +17,7 @@ from tf4slurm.control.desired_states import DesiredStates
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.control.script_calls import ScriptCalls
-from tf4slurm.control.shards import _Shards
+from tf4slurm.control.shard_leases import _Shards
 from tf4slurm.control.state import JobState
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import exit_code_of
@@ -97,10 +97,10 @@ def _let_text_decide(self: JobState, record: TaskRecord, on_exit: Any = JobState
     on_exit(self, record)
 
 
-def _keep_guests(self: TaskTable, record: TaskRecord, now: float, mark_gone: Any = TaskTable.mark_gone) -> None:
-    guests = dict(self._guests)
+def _keep_joined_workers(self: TaskTable, record: TaskRecord, now: float, mark_gone: Any = TaskTable.mark_gone) -> None:
+    joined_workers = dict(self._joined_workers)
     mark_gone(self, record, now)
-    self._guests = guests
+    self._joined_workers = joined_workers
 
 
 def _do_not_end_lost(self: DesiredStates, rank: int, of: Any = DesiredStates.of) -> Any:
@@ -143,7 +143,7 @@ MUTATIONS = {
     "a failure is not held while a task is disconnected": Mutation(
         TaskTable, "is_disconnected", property(lambda _: False)
     ),
-    "workers that have left stay in the cluster": Mutation(TaskTable, "mark_gone", _keep_guests),
+    "workers that have left stay in the cluster": Mutation(TaskTable, "mark_gone", _keep_joined_workers),
     "a restart leaves processes of the earlier child": Mutation(SimulatedChild, "clean_up", lambda _: None),
     "lost tasks are not asked to end": Mutation(DesiredStates, "of", _do_not_end_lost),
     "shards are given back when a connection breaks": Mutation(Receiver, "on_disconnect", _release_at_disconnect),

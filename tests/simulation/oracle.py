@@ -67,7 +67,7 @@ def disturbed_seconds(job: Job, rank: int, begin: float, end: float) -> float:
 
 
 def _scripts_of_last_attempt(job: Job) -> list[Script]:
-    return [script for script in job.scripts if script.attempt == job.state.attempt and not script.is_guest]
+    return [script for script in job.scripts if script.attempt == job.state.attempt and not script.has_joined]
 
 
 def _failures(job: Job) -> list[Candidate]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tf4slurm.cluster import Task
 from tf4slurm.placement import place_tasks
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 StopMode = Literal["none", "polls", "saves"]
 FAILURES = (1, 1, 2, 3, 77, -6, -9, -11)
@@ -68,7 +68,7 @@ class BarrierPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what happens, to which rank, host or guest, when, and for how long or with which number.
+    """One fault: what happens, to which rank, host or joined worker, when, and for how long or with which number.
 
     A partition of host 0, where the launcher runs, cuts it off from all other hosts.
     """
@@ -100,7 +100,7 @@ class Plan:
     is_elastic: bool = False
     shards: tuple[int, int] = (0, 0)
     saves_positions: bool = False
-    guests: tuple[ScriptPlan, ...] = ()
+    joined_workers: tuple[ScriptPlan, ...] = ()
     faults: tuple[Fault, ...] = field(default=())
     is_quiet: bool = False
 
@@ -153,10 +153,12 @@ def make_plan(seed: int) -> Plan:
     scripts = {task: _script(chance, task, len(barriers), has_chief=has_chief) for task in plan.tasks}
     if shards[0]:
         scripts = {task: _with_shards(script, task) for task, script in scripts.items()}
-    guests: tuple[ScriptPlan, ...] = ()
+    joined_workers: tuple[ScriptPlan, ...] = ()
     if has_chief and is_elastic and chance.random() < 0.4:
-        guests = tuple(_script(chance, Task("worker", 0), 0, has_chief=True) for _ in range(chance.randint(1, 3)))
-        if chance.random() < 0.5:  # it trains until the last guest has joined
+        joined_workers = tuple(
+            _script(chance, Task("worker", 0), 0, has_chief=True) for _ in range(chance.randint(1, 3))
+        )
+        if chance.random() < 0.5:  # it trains until the last joined worker has joined
             scripts[Task("chief", 0)] = dataclasses.replace(scripts[Task("chief", 0)], steps=20)
     starts = tuple(
         None if chance.random() < 0.005 else round(chance.uniform(0.05, 0.6), 3) for _ in range(spec.num_tasks)
@@ -172,8 +174,8 @@ def make_plan(seed: int) -> Plan:
         is_elastic,
         shards,
         chance.random() < 0.5,
-        guests,
-        _faults(chance, spec, hosts, len(guests), is_local=is_local),
+        joined_workers,
+        _faults(chance, spec, hosts, len(joined_workers), is_local=is_local),
     )
 
 
@@ -184,7 +186,9 @@ def make_compared_plans(seed: int) -> tuple[Plan, Plan]:
         task: dataclasses.replace(script, returncodes=(), failure_seconds=()) for task, script in plan.scripts.items()
     }
     starts = tuple(seconds or 0.1 for seconds in plan.start_seconds)
-    quiet = dataclasses.replace(plan, scripts=scripts, start_seconds=starts, guests=(), faults=(), is_quiet=True)
+    quiet = dataclasses.replace(
+        plan, scripts=scripts, start_seconds=starts, joined_workers=(), faults=(), is_quiet=True
+    )
     at, timers_first = round(chance.uniform(0.0, 6.0), 3), chance.random() < 0.5
     fault = Fault("job is suspended", at, 0, round(chance.uniform(1, 200), 3), timers_first)
     if chance.random() < 0.3:
@@ -238,12 +242,12 @@ def _with_shards(script: ScriptPlan, task: Task) -> ScriptPlan:
 
 
 def _faults(
-    chance: random.Random, spec: JobSpec, hosts: Sequence[int], num_guests: int, *, is_local: bool
+    chance: random.Random, spec: JobSpec, hosts: Sequence[int], num_joined: int, *, is_local: bool
 ) -> tuple[Fault, ...]:
-    faults = [Fault("guest joins", round(chance.uniform(0.5, 10.0), 3), number) for number in range(num_guests)]
-    for number in range(num_guests):
+    faults = [Fault("joined worker joins", round(chance.uniform(0.5, 10.0), 3), number) for number in range(num_joined)]
+    for number in range(num_joined):
         if chance.random() < 0.7:
-            kind = chance.choice(("guest leaves", "guest leaves", "guest is killed"))
+            kind = chance.choice(("joined worker leaves", "joined worker leaves", "joined worker is killed"))
             faults.append(Fault(kind, round(chance.uniform(2.0, 12.0), 3), number))
     others = [host for host in dict.fromkeys(hosts) if host]
     while len(faults) < 6 and chance.random() < 0.65:

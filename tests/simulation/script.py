@@ -12,7 +12,7 @@ from tests.simulation.plan import ScriptPlan
 from tests.simulation.shards import SimulatedShards
 from tests.simulation.world import Process
 from tf4slurm.cluster import Task
-from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, DesiredState, ScriptState
+from tf4slurm.control.messages import JOINING_RANK, BarrierArrival, DesiredState, ScriptState
 
 if TYPE_CHECKING:
     from tests.simulation.agent import AgentProcess
@@ -74,8 +74,8 @@ class Script:
         return self.job.draw(0.0003, 0.005)
 
     @property
-    def is_guest(self) -> bool:
-        return self.agent.identity.rank == GUEST_RANK
+    def has_joined(self) -> bool:
+        return self.agent.identity.rank == JOINING_RANK
 
     @property
     def has_ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""Data shards in a simulated script: what `tf4slurm.script_shards.DataShards` does, with a virtual clock."""
+"""Data shards in a simulated script: what `tf4slurm.scripts.data_shards.DataShards` does, with a virtual clock."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint, Credentials, open_from_this_user
 from tf4slurm.control.messages import Registration
 from tf4slurm.errors import Tf4SlurmError
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 NOBODY = 65534
 

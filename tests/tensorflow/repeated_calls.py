@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tf4slurm
 from tf4slurm.errors import TrainingTimeoutError
-from tf4slurm.script_shards import DataShards
+from tf4slurm.scripts.data_shards import DataShards
 from tf4slurm.tensorflow import job_strategy, run_shards, shard_batches
 
 ROWS = 400

@@ -39,7 +39,7 @@ def with_hook(directory: Path, hook: str) -> Path:
     """Write the asynchronous script with one more hook."""
     text = (OLD_SCRIPTS / "asynchronous.py").read_text()
     changed = text.replace(
-        "    hooks = [\n", f"    from tf4slurm.tensorflow.hooks import StartBarrierHook\n    hooks = [{hook},\n"
+        "    hooks = [\n", f"    from tf4slurm.tensorflow.legacy.hooks import StartBarrierHook\n    hooks = [{hook},\n"
     )
     assert changed != text
     path = directory / "script.py"

@@ -21,7 +21,7 @@ from tests.processes import wait_until
 pytestmark = pytest.mark.keras
 SCRIPT = Path(__file__).with_name("joining_script.py")
 STEPS_PER_CALL = 5  # as in the script
-_MOST_GUESTS = 3
+_MOST_JOINED = 3
 _SECONDS = 120
 
 
@@ -39,7 +39,7 @@ class Training:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.guests: list[subprocess.Popen[str]] = []
+        self.joined: list[subprocess.Popen[str]] = []
         self.asked_to_leave: set[int] = set()
         self.num_killed = 0
         options = ("--ps", "1", "--workers", "2", "--max-worker-restarts", "100")
@@ -56,15 +56,15 @@ class Training:
         return found
 
     def running(self) -> list[subprocess.Popen[str]]:
-        return [guest for guest in self.guests if guest.poll() is None and guest.pid not in self.asked_to_leave]
+        return [worker for worker in self.joined if worker.poll() is None and worker.pid not in self.asked_to_leave]
 
     def join(self) -> None:
         command = [TF4SLURM, "join", str(self.job.run_directory)]
-        self.guests.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        self.joined.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
 
-    def leave(self, guest: subprocess.Popen[str]) -> None:
-        guest.send_signal(signal.SIGTERM)
-        self.asked_to_leave.add(guest.pid)
+    def leave(self, worker: subprocess.Popen[str]) -> None:
+        worker.send_signal(signal.SIGTERM)
+        self.asked_to_leave.add(worker.pid)
 
     def kill_one_of(self, process_ids: list[int], choose: random.Random) -> None:
         if process_ids:
@@ -90,15 +90,15 @@ class Training:
     def finish(self) -> None:
         (self.job.children / "finish").touch()
         assert self.job.wait(_SECONDS) == 0, self.job.stderr
-        for guest in self.guests:
-            guest.communicate(timeout=60)
+        for worker in self.joined:
+            worker.communicate(timeout=60)
 
 
 @pytest.fixture
 def training(job: Job) -> Iterator[Training]:
     found = Training(job)
     yield found
-    end_processes(found.guests)
+    end_processes(found.joined)
 
 
 @pytest.mark.timeout(300)
@@ -106,9 +106,9 @@ def test_worker_joins_trains_and_leaves(training: Training) -> None:
     training.join()
     assert wait_until(lambda: training.lines()[-1].by_worker[2:] > (0,), _SECONDS), training.job.events
     training.job.wait_for_event("joined", "worker/2")
-    training.leave(training.guests[0])
-    training.guests[0].communicate(timeout=60)
-    assert training.guests[0].returncode == 0
+    training.leave(training.joined[0])
+    training.joined[0].communicate(timeout=60)
+    assert training.joined[0].returncode == 0
     training.wait_for_step_after(time.time())
     assert not any(training.lines()[-1].by_worker[2:])
     training.finish()
@@ -125,16 +125,16 @@ def test_random_joins_leaves_and_kills(training: Training, seed: int, events: in
     assert training.job.process is not None
     launcher = psutil.Process(training.job.process.pid)
     for _ in range(events):
-        guests = training.running()
-        what = choose.choice(["leave", "kill script", "kill agent", "kill worker"] if guests else ["join"])
-        if what == "join" or (len(guests) < _MOST_GUESTS and choose.random() < 0.5):
+        joined = training.running()
+        what = choose.choice(["leave", "kill script", "kill agent", "kill worker"] if joined else ["join"])
+        if what == "join" or (len(joined) < _MOST_JOINED and choose.random() < 0.5):
             training.join()
         elif what == "leave":
-            training.leave(choose.choice(guests))
+            training.leave(choose.choice(joined))
         elif what == "kill script":
-            training.kill_one_of(training.scripts_of(psutil.Process(choose.choice(guests).pid)), choose)
+            training.kill_one_of(training.scripts_of(psutil.Process(choose.choice(joined).pid)), choose)
         elif what == "kill agent":
-            agents = psutil.Process(choose.choice(guests).pid).children()
+            agents = psutil.Process(choose.choice(joined).pid).children()
             training.kill_one_of([agent.pid for agent in agents], choose)
         else:
             training.kill_one_of(training.scripts_of(launcher, "worker"), choose)
@@ -145,7 +145,7 @@ def test_random_joins_leaves_and_kills(training: Training, seed: int, events: in
     assert all(line.step >= line.requested for line in lines)
     repeated = sum(line.step - line.requested for line in lines)
     assert repeated <= training.num_killed * 2 * STEPS_PER_CALL, (repeated, training.num_killed)
-    codes = {guest.pid: guest.returncode for guest in training.guests}
+    codes = {worker.pid: worker.returncode for worker in training.joined}
     left = {pid: codes[pid] for pid in training.asked_to_leave}  # SIGTERM ends a process that is just starting
     assert set(left.values()) <= {0, -signal.SIGTERM}, (
         left,

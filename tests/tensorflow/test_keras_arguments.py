@@ -11,7 +11,7 @@ tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf
 
 def call(name: str, *arguments: Any, **options: Any) -> Any:
     """Call a function of this name that has the decorator and returns its arguments."""
-    from tf4slurm.tensorflow.keras_arguments import explain_keras_arguments
+    from tf4slurm.tensorflow.keras.arguments import explain_keras_arguments
 
     def function(model: Any, data: Any, *, epochs: int = 1) -> Any:
         return model, data, epochs
@@ -76,7 +76,7 @@ def test_targets_without_a_name_are_refused_by_a_sentence() -> None:
     ],
 )
 def test_each_row_has_the_weight_of_its_class(targets: list[Any], weights: list[float]) -> None:
-    from tf4slurm.tensorflow.keras_arguments import weight_classes
+    from tf4slurm.tensorflow.keras.arguments import weight_classes
 
     rows = tf.data.Dataset.from_tensor_slices((tf.zeros(len(targets)), targets)).batch(10)
     for dataset in (rows, lambda: rows):
@@ -96,7 +96,7 @@ def test_each_row_has_the_weight_of_its_class(targets: list[Any], weights: list[
     ],
 )
 def test_invalid_class_weight_is_refused(class_weight: Any, error: type[Exception], words: str) -> None:
-    from tf4slurm.tensorflow.keras_arguments import weight_classes
+    from tf4slurm.tensorflow.keras.arguments import weight_classes
 
     with pytest.raises(error, match=words):
         weight_classes(tf.data.Dataset.from_tensor_slices([1.0]), class_weight)()

@@ -17,7 +17,7 @@ pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slur
 
 BEGIN = """
 import json, os, sys, time
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.tensorflow import ShardedEmbedding, parameter_server_strategy
 
 strategy, coordinator = parameter_server_strategy(**json.loads(sys.argv[1]))

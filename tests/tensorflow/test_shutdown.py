@@ -18,11 +18,11 @@ import pytest
 from tests.tensorflow.tasks import Tasks
 from tf4slurm.errors import ShutdownError
 from tf4slurm.network.ports import hold_port
-from tf4slurm.script_channel import CompletionSignal
+from tf4slurm.scripts.channel import CompletionSignal
 from tf4slurm.server_dictionary import ServerDictionary
 
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
-from tf4slurm.tensorflow import queues  # noqa: E402
+from tf4slurm.tensorflow.legacy import queues  # noqa: E402
 
 PS = """
 import os, signal

@@ -304,7 +304,7 @@ def no_checkpoint() -> None:
 
 @mistake
 def fit() -> None:
-    from tf4slurm.tensorflow.keras_limits import install_keras_limits
+    from tf4slurm.tensorflow.keras.limits import install_keras_limits
 
     install_keras_limits()
     fit_with_plain_dataset()

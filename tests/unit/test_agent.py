@@ -22,7 +22,7 @@ from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import ObservedState
 from tf4slurm.errors import PlacementError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.output import LineWriter
 
 LONGEST = 32 * os.sysconf("SC_PAGE_SIZE") - len("TF_CONFIG=") - 1

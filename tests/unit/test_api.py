@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from tf4slurm import api
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.jobs import cancel
 from tf4slurm.errors import CommandError, LaunchError
 from tf4slurm.job import Picture
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 STUBBORN = """
 import signal

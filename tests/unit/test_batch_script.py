@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from tests.processes import read_process, wait_until
 from tests.submissions import job_of
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import given, job_options
-from tf4slurm.options import options_of
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.options import options_of
 from tf4slurm.submission.batch_script import make_script, quote
 
 GOLDEN = Path(__file__).parent.parent / "data" / "scripts"

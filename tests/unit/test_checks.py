@@ -11,7 +11,7 @@ import pytest
 from tf4slurm.errors import CommandError, PlacementError
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.start import check_ports
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.agent.container import container_command
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import CommandError, OptionError
 from tf4slurm.launch.checks import check_command
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 COMMAND = ("python", "train.py")
 

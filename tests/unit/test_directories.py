@@ -10,7 +10,7 @@ import pytest
 
 from tf4slurm.errors import SettingsError
 from tf4slurm.jobs.registry import register_job, registered_jobs
-from tf4slurm.settings import SettingsPaths, create_file, read_settings
+from tf4slurm.spec.settings import SettingsPaths, create_file, read_settings
 from tf4slurm.system.directories import home_directory, make_directories, user_directory
 
 

@@ -13,7 +13,7 @@ from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawners import SrunSpawner
 from tf4slurm.slurm.commands import run_program
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_limits import explain_too_long
 
 LONG = "x" * 131_071  # 128 KB with the byte that ends it

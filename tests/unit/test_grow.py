@@ -18,17 +18,19 @@ from tf4slurm import __version__, api
 from tf4slurm.cli.main import cli
 from tf4slurm.cluster import Address
 from tf4slurm.control.credentials import ControlEndpoint, create_credentials
-from tf4slurm.control.messages import GUEST_RANK, Registration
+from tf4slurm.control.messages import JOINING_RANK, Registration
 from tf4slurm.errors import JobStateError, OptionError, RunDirectoryError
+from tf4slurm.jobs import worker_jobs
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import GuestArray, JobFile, Process, ResultFile, StatusFile
-from tf4slurm.launch import guest, launcher
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile, WorkerArray
+from tf4slurm.joining import join
+from tf4slurm.launch import launcher
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.result import Reporter
 from tf4slurm.launch.spawners import SrunSpawner
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 QUEUE = "{}|{}|None|1|1:00|N/A|n1"
 SPEC = JobSpec(("python", "train.py"), name="train", workers=1)
@@ -78,7 +80,7 @@ class GrowingJob:
 
     @property
     def arrays(self) -> list[str]:
-        return [array.job_id for array in self.run.read_lines(GuestArray)]
+        return [array.job_id for array in self.run.read_lines(WorkerArray)]
 
 
 @pytest.fixture
@@ -89,21 +91,21 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GrowingJob:
     return GrowingJob(tmp_path)
 
 
-# guests.jsonl
+# worker_arrays.jsonl
 
 
 def test_simultaneous_grows_and_joins_lose_no_array(job: GrowingJob) -> None:
     number = [*range(100)]
     with ThreadPoolExecutor(8) as threads:
         for each in number:
-            threads.submit(job.run.add_guests, GuestArray(str(each)))
-            threads.submit(job.run.add_guests)  # as `join` does
+            threads.submit(job.run.add_worker_arrays, WorkerArray(str(each)))
+            threads.submit(job.run.add_worker_arrays)  # as `join` does
     assert sorted(map(int, job.arrays)) == number
-    assert (job.run.path / "guests.jsonl").stat().st_mode & 0o777 == 0o600
+    assert (job.run.path / "worker_arrays.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_grow_keeps_earlier_arrays(job: GrowingJob) -> None:
-    job.run.add_guests(GuestArray("4700"))
+    job.run.add_worker_arrays(WorkerArray("4700"))
     assert api.grow(job.known, 2) == "4712"
     assert (job.arrays, job.cancelled) == (["4700", "4712"], [])
     assert "#SBATCH --array=0-1" in (job.directory / "script").read_text()
@@ -132,9 +134,9 @@ def test_job_that_ends_during_the_submission_gets_no_workers(
 
 
 def test_array_that_cannot_be_recorded_is_cancelled(job: GrowingJob) -> None:
-    path = job.run.path / "guests.jsonl"
+    path = job.run.path / "worker_arrays.jsonl"
     job.fake("sbatch", f"rm {path}; mkdir {path}; echo 4712")
-    with pytest.raises(RunDirectoryError, match=r"guests\.jsonl"):
+    with pytest.raises(RunDirectoryError, match=r"worker_arrays\.jsonl"):
         api.grow(job.known, 1)
     assert job.cancelled == ["4712"]
 
@@ -167,8 +169,8 @@ def test_job_that_can_use_no_workers_is_refused(
     with pytest.raises(JobStateError, match=text):
         api.grow(job.known, 1)
     with pytest.raises(JobStateError, match=text):
-        guest.join_job(job.known, {})
-    assert (job.was_submitted, job.run.has_guests()) == (False, False)
+        join.join_job(job.known, {})
+    assert (job.was_submitted, job.run.has_worker_arrays()) == (False, False)
 
 
 @pytest.mark.parametrize("content", [None, "{"])
@@ -177,7 +179,7 @@ def test_unreadable_job_file_is_named(job: GrowingJob, content: str | None) -> N
     path.unlink()
     if content is not None:
         path.write_text(content)
-    for call in (lambda: api.grow(job.known, 1), lambda: guest.join_job(job.known, {})):
+    for call in (lambda: api.grow(job.known, 1), lambda: join.join_job(job.known, {})):
         with pytest.raises(RunDirectoryError, match=r"job\.json' is missing or cannot be read"):
             call()
 
@@ -185,14 +187,14 @@ def test_unreadable_job_file_is_named(job: GrowingJob, content: str | None) -> N
 def test_local_job_is_joined_on_its_host_only(job: GrowingJob) -> None:
     job.write_job(job_id=None, process=Process("other", 1, 1))
     with pytest.raises(JobStateError, match=r"is a local job on other\. Run tf4slurm join there"):
-        guest.join_job(KnownJob(None, "train-4711", job.known.runs_directory), {})
+        join.join_job(KnownJob(None, "train-4711", job.known.runs_directory), {})
 
 
 def test_job_that_ends_before_it_invites_workers_is_named(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tf4slurm.launch.guest.time.sleep", lambda _: job.end())
+    monkeypatch.setattr("tf4slurm.joining.join.time.sleep", lambda _: job.end())
     with pytest.raises(JobStateError, match=r"has ended \(COMPLETED\)"):
-        guest.join_job(job.known, {})
-    assert (job.run.has_guests(), job.arrays) == (True, [])
+        join.join_job(job.known, {})
+    assert (job.run.has_worker_arrays(), job.arrays) == (True, [])
 
 
 # Options and settings
@@ -237,8 +239,8 @@ def test_settings_are_read_if_a_site_is_chosen(job: GrowingJob) -> None:
 
 
 def test_shrink_finds_the_workers_of_an_earlier_run_of_a_requeued_job(job: GrowingJob) -> None:
-    job.run.add_guests(GuestArray("4712"))
-    RunDirectory.create(job.directory, "train-4711").add_guests(GuestArray("4720"))
+    job.run.add_worker_arrays(WorkerArray("4712"))
+    RunDirectory.create(job.directory, "train-4711").add_worker_arrays(WorkerArray("4720"))
     job.set_queue(("4712_0", "RUNNING"), ("4720_0", "RUNNING"))
     assert api.shrink(job.known, 2) == ("4712_0", "4720_0")
     assert " 4712,4720 " in Path("asked").read_text()
@@ -246,27 +248,27 @@ def test_shrink_finds_the_workers_of_an_earlier_run_of_a_requeued_job(job: Growi
 
 
 def test_end_of_a_job_cancels_the_pending_workers_of_all_runs(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest, "_QUEUE_POLL_SECONDS", 0.01)
-    job.run.add_guests(GuestArray("4712"))
-    RunDirectory.create(job.directory, "train-4711").add_guests(GuestArray("4720"))
+    monkeypatch.setattr(worker_jobs, "_QUEUE_POLL_SECONDS", 0.01)
+    job.run.add_worker_arrays(WorkerArray("4712"))
+    RunDirectory.create(job.directory, "train-4711").add_worker_arrays(WorkerArray("4720"))
     job.set_queue(("4712_0", "PENDING"), ("4720_0", "RUNNING"))
     job.fake("scancel", 'echo "$@" >> cancelled; : > queue')
-    guest.end_guests(job.known)
+    worker_jobs.end_worker_jobs(job.known)
     assert job.cancelled == ["4712_0"]
 
 
 def test_workers_that_do_not_end_with_the_job_are_cancelled(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest, "_END_SECONDS", 0)
-    job.run.add_guests(GuestArray("4712"))
+    monkeypatch.setattr(worker_jobs, "_END_SECONDS", 0)
+    job.run.add_worker_arrays(WorkerArray("4712"))
     job.set_queue(("4712_0", "RUNNING"))
-    guest.end_guests(job.known)
+    worker_jobs.end_worker_jobs(job.known)
     assert job.cancelled == ["4712_0"]
 
 
 def test_failure_of_squeue_is_a_warning(job: GrowingJob, caplog: pytest.LogCaptureFixture) -> None:
-    job.run.add_guests(GuestArray("4712"))
+    job.run.add_worker_arrays(WorkerArray("4712"))
     job.fake("squeue", "exit 1")
-    guest.end_guests(job.known)
+    worker_jobs.end_worker_jobs(job.known)
     assert "are not cancelled" in caplog.text
 
 
@@ -280,23 +282,23 @@ def make_launcher(job: GrowingJob, job_id: str | None = "4711") -> Launcher:
 
 def test_launcher_ends_the_workers_of_all_runs(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[KnownJob] = []
-    monkeypatch.setattr(launcher, "end_guests", found.append)
+    monkeypatch.setattr(launcher, "end_joined workers", found.append)
     job.run = RunDirectory.create(job.directory, "train-4711")
     for job_id in ("4711", None):
-        asyncio.run(make_launcher(job, job_id)._end_guests())
+        asyncio.run(make_launcher(job, job_id)._end_worker_jobs())
     assert found == [job.known]
 
 
 def test_launcher_waits_a_bounded_time_for_slurm(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_END_GUESTS_SECONDS", 0.05)
+    monkeypatch.setattr(launcher, "_END_JOBS_SECONDS", 0.05)
     may_end, ended = threading.Event(), threading.Event()
 
-    def end_guests(_: KnownJob) -> None:
+    def end_worker_jobs(_: KnownJob) -> None:
         may_end.wait(120)
         ended.set()
 
-    monkeypatch.setattr(launcher, "end_guests", end_guests)
-    asyncio.run(make_launcher(job)._end_guests())
+    monkeypatch.setattr(launcher, "end_joined workers", end_worker_jobs)
+    asyncio.run(make_launcher(job)._end_worker_jobs())
     assert not ended.is_set()
     may_end.set()
     assert ended.wait(60)
@@ -305,7 +307,7 @@ def test_launcher_waits_a_bounded_time_for_slurm(job: GrowingJob, monkeypatch: p
 def test_launcher_invites_workers_again_after_an_error(
     job: GrowingJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(launcher, "_GUESTS_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "_ADMIT_POLL_SECONDS", 0.01)
     calls: list[object] = []
 
     def write(*_: object) -> None:
@@ -314,15 +316,15 @@ def test_launcher_invites_workers_again_after_an_error(
             raise RunDirectoryError("The disk is full.", path="control.json")
 
     monkeypatch.setattr(launcher, "write_control", write)
-    job.run.add_guests()
+    job.run.add_worker_arrays()
     endpoint = ControlEndpoint((Address("n1", 1),), create_credentials().shared)
-    asyncio.run(asyncio.wait_for(make_launcher(job)._invite_guests(endpoint), 60))
+    asyncio.run(asyncio.wait_for(make_launcher(job)._admit_workers(endpoint), 60))
     assert (len(calls), caplog.text.count("The disk is full.")) == (3, 1)
 
 
 def test_joined_worker_is_not_an_agent_of_the_step(job: GrowingJob) -> None:
     found = make_launcher(job)
-    for rank in (GUEST_RANK, 0):
+    for rank in (JOINING_RANK, 0):
         registration = Registration(rank, "n1", "10.0.0.1", 4000, f"agent-{rank}", __version__)
         record = found._service.receiver.on_registration(registration, time.monotonic())
         record.is_connected = True
@@ -331,5 +333,5 @@ def test_joined_worker_is_not_an_agent_of_the_step(job: GrowingJob) -> None:
 
 def test_help_has_the_default_of_grow() -> None:
     text = CliRunner().invoke(cli, ["grow", "--help"], obj={}).stdout
-    assert "guest-%A_%a.out" in text
+    assert "worker-%A_%a.out" in text
     assert "slurm-<id>.out" not in text

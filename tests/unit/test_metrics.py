@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.reports.metrics import MetricPoint, ReportedMetrics
 from tf4slurm.reports.summary import JobSummary

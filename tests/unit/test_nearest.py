@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import _VERBS
-from tf4slurm.options import nearest, options_by_key
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.options import nearest, options_by_key
 
 OPTIONS = tuple(options_by_key(BatchSpec))
 JOBS = ("train-20261123-101010", "train-20261124-112233", "4711", "4712", "digits-4811")

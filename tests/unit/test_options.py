@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from tf4slurm.cli.options import given, job_options
 from tf4slurm.errors import OptionError, PlacementError
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 
 def spec_of(*arguments: str, available: int | None = None) -> JobSpec:

@@ -9,7 +9,7 @@ from tf4slurm.control.client import ControlClient
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch.plain_srun import _write_result
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 
 def test_result_of_rank_0_is_kept_and_one_task_alone_removes_control_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_scheduler import GOOD, SITE
 from tf4slurm.doctor.scheduler import check_profile
-from tf4slurm.settings import Setting, read_settings
+from tf4slurm.spec.settings import Setting, read_settings
 
 HERE = dataclasses.replace(
     SITE, partitions=(GOOD,), gpu_types=frozenset({"a100"}), features=frozenset({"icelake", "ib"})

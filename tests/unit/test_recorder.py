@@ -21,7 +21,7 @@ from tf4slurm.control.state import JobState
 from tf4slurm.jobs.recorder import Recorder, describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 
 def test_last_status_is_written_after_a_slow_earlier_write(

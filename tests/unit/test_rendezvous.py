@@ -42,7 +42,7 @@ from tf4slurm.errors import (
 from tf4slurm.network.interfaces import is_loopback, list_interfaces
 from tf4slurm.network.ports import hold_port
 from tf4slurm.slurm.environ import SlurmStep
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.variables import AGENT_VARIABLES, RANK_VARIABLE
 
 DATA = Path(__file__).parent.parent / "data"

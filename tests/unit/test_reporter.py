@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm import __version__
-from tf4slurm.cli.reporter import PlainReporter, summary
+from tf4slurm.cli.terminal_output import PlainReporter, summary
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import ObservedState, Registration
 from tf4slurm.control.receiver import Receiver
@@ -20,7 +20,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.requeue import mark_requeued
 from tf4slurm.launch.result import Result, make_result_file
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.output import LineWriter
 
 TASKS = (Task("chief", 0), Task("ps", 0), Task("worker", 0), Task("worker", 1))

@@ -21,7 +21,7 @@ from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import Reporter
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 ANSWER = """JobId=7 JobName=wrap
    JobState=RUNNING Reason=None Dependency=(null)

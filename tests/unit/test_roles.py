@@ -15,7 +15,7 @@ def test_ranks_are_assigned_in_the_order_of_the_table() -> None:
     assert SCRIPT_TASK_TYPES == ("chief", "ps", "worker", "evaluator")
 
 
-PROPERTIES = "runs_script trains is_waited_for is_wait_bounded is_server is_in_cluster sees_gpus is_spare is_guest"
+PROPERTIES = "runs_script trains is_waited_for is_wait_bounded is_server is_in_cluster sees_gpus is_spare has_joined"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.submissions import job_of
-from tf4slurm.batch_spec import BatchSpec, own_program
 from tf4slurm.errors import OptionError
+from tf4slurm.spec.batch_spec import BatchSpec, own_program
 from tf4slurm.submission.batch_script import make_sbatch_options, make_script
 
 TRAIN = ("--", "python", "train.py")

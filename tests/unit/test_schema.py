@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tf4slurm.cluster import Task
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.errors import SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import (

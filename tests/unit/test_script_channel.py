@@ -20,13 +20,14 @@ from typing import Any
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm import script_api, script_channel
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.control.messages import BarrierArrival, DesiredState, ScriptState, ShardRequest, encode
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.errors import DataShardsError, RendezvousConnectionError
-from tf4slurm.script_api import barrier, report
-from tf4slurm.script_channel import CompletionSignal, ScriptChannel, find_script_channel, to_socket_address
+from tf4slurm.scripts import channel as script_channel
+from tf4slurm.scripts import functions
+from tf4slurm.scripts.channel import CompletionSignal, ScriptChannel, find_script_channel, to_socket_address
+from tf4slurm.scripts.functions import barrier, report
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
 
@@ -83,7 +84,7 @@ def own_agent(agent: Agent, no_channel: None, monkeypatch: pytest.MonkeyPatch) -
 def no_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the connection to the agent of an earlier test."""
     monkeypatch.setattr(script_channel, "_channel", None)
-    monkeypatch.setattr(script_api, "_warned", set())
+    monkeypatch.setattr(functions, "_warned", set())
 
 
 def test_last_of_many_reports_is_received(agent: Agent) -> None:
@@ -181,7 +182,7 @@ def test_end_of_a_process_is_noticed_while_its_fork_lives(own_agent: Agent) -> N
     code = """
 import os, sys
 import tf4slurm
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 find_script_channel().send(stop_signal="SIGTERM")
 if os.fork() == 0:
     print("forked", flush=True)
@@ -199,7 +200,7 @@ if os.fork() == 0:
 HELPERS = """
 import multiprocessing, os, sys
 import tf4slurm
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 def show(*_):
     print(find_script_channel().state.is_helper, flush=True)
 """
@@ -397,7 +398,7 @@ def test_other_users_process_can_neither_send_nor_receive(agent: Agent) -> None:
 
 SCRIPT = """
 import os, sys
-from tf4slurm.script_channel import CompletionSignal
+from tf4slurm.scripts.channel import CompletionSignal
 signal = CompletionSignal(lambda failed: print("failed" if failed else "done", flush=True))
 signal.send_at_exit()
 signal.send_at_exit()
@@ -442,7 +443,7 @@ def test_signal_is_sent_at_exit(end: str, sent: str, code: int) -> None:
 
 _WAITING_SCRIPT = """
 import os, signal, threading, time
-from tf4slurm import script_channel
+from tf4slurm.scripts import channel as script_channel
 script_channel._WAKE_SECONDS = 0.1
 channel = script_channel.find_script_channel()
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tf4slurm.control.script_reports import ReportSeries, ScriptReport, merge_reports, merge_to_limit
+from tf4slurm.control.script_metrics import ReportSeries, ScriptReport, merge_reports, merge_to_limit
 
 
 def report(step: int, loss: float) -> ScriptReport:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import tf4slurm
-from tf4slurm import script_shards
 from tf4slurm.control.messages import DesiredState, ShardRequest
-from tf4slurm.control.shards import ShardLeases
-from tf4slurm.script_shards import DataShards
+from tf4slurm.control.shard_leases import ShardLeases
+from tf4slurm.scripts import data_shards
+from tf4slurm.scripts.data_shards import DataShards
 
 FILES = ["b", "a", "c"]
 
@@ -106,7 +106,7 @@ class Channel:
         self._requests.clear()
         self.sent.clear()
         self.leases.clear()
-        script_shards._names.clear()
+        data_shards._names.clear()
 
     def stop(self) -> None:
         self.desired = dataclasses.replace(self.desired, stop_reason="stop")
@@ -121,9 +121,9 @@ class Channel:
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
     channel = Channel()
-    monkeypatch.setattr(script_shards, "find_script_channel", lambda: channel)
-    monkeypatch.setattr(script_shards, "_names", set())
-    monkeypatch.setattr(script_shards, "time", channel)
+    monkeypatch.setattr(data_shards, "find_script_channel", lambda: channel)
+    monkeypatch.setattr(data_shards, "_names", set())
+    monkeypatch.setattr(data_shards, "time", channel)
     return channel
 
 
@@ -222,7 +222,10 @@ def test_loop_after_an_error_or_break_repeats_the_shard_that_was_not_done() -> N
 
 def test_interrupt_at_any_line_skips_no_shard() -> None:
     package = Path(tf4slurm.__file__).parent
-    files = {str(package / name) for name in ("script_shards.py", "control/shards.py", "control/shard_position.py")}
+    files = {
+        str(package / name)
+        for name in ("scripts/data_shards.py", "control/shard_leases.py", "control/shard_position.py")
+    }
     is_interrupted, number = True, 0
     while is_interrupted:
         number, is_interrupted, left = number + 1, False, number

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm import script_watch
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import DesiredState
-from tf4slurm.script_watch import ScriptWatch
+from tf4slurm.scripts import watch as script_watch
+from tf4slurm.scripts.watch import ScriptWatch
 from tf4slurm.system.proc import read_stat
 
 OVER = DesiredState(is_training_over=True, have_leaders_ended=True)

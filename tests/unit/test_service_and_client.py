@@ -49,7 +49,7 @@ from tf4slurm.control.service import ControlService, max_gap_seconds
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import PlacementError, RendezvousClosedError, RendezvousConnectionError
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 CREDENTIALS = create_credentials()
 SHARED = CREDENTIALS.shared

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.main import cli
 from tf4slurm.errors import SettingsError
-from tf4slurm.options import options_by_key
-from tf4slurm.settings import SHIPPED, SettingsPaths, read_settings
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.options import options_by_key
+from tf4slurm.spec.settings import SHIPPED, SettingsPaths, read_settings
 
 TRAIN = ("--workers", "1", "--", "python", "train.py")
 

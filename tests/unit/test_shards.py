@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tf4slurm.control import shards
+from tf4slurm.control import shard_leases
 from tf4slurm.control.messages import (
     MAX_SCRIPT_BYTES,
     ScriptState,
@@ -20,8 +20,8 @@ from tf4slurm.control.messages import (
     ShardRequest,
     encode,
 )
+from tf4slurm.control.shard_leases import MAX_CAPACITY, MAX_OPEN, ShardChanges, ShardLeases, ShardProgress
 from tf4slurm.control.shard_position import ShardPosition
-from tf4slurm.control.shards import MAX_CAPACITY, MAX_OPEN, ShardChanges, ShardLeases, ShardProgress
 
 
 def request(token: str = "a", **changes: object) -> ShardRequest:
@@ -170,7 +170,7 @@ def test_largest_position_fits_into_the_message_that_restores_it(num_tasks: int)
 
 
 def test_each_task_gets_a_shard_when_the_most_are_leased(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAX_OPEN", 4)
+    monkeypatch.setattr(shard_leases, "MAX_OPEN", 4)
     leases = ShardLeases()
     wide: dict[str, Any] = {"size": 100, "capacity": 3}
     assert lease(leases, 0, request(**wide)) == (0, 1, 2)
@@ -182,7 +182,7 @@ def test_each_task_gets_a_shard_when_the_most_are_leased(monkeypatch: pytest.Mon
 
 
 def test_position_that_could_not_be_restored_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "MAX_POSITION_BYTES", 3)
+    monkeypatch.setattr(shard_leases, "MAX_POSITION_BYTES", 3)
     leases = ShardLeases()
     leases.update(0, (request(position_request=1),))
     assert not leases.grants_of(0)[0].error

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, RunDirectoryError
+from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 
 

@@ -13,7 +13,7 @@ from tf4slurm.control.records import JobProgress, Outcome, Phase
 from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, OptionError
 from tf4slurm.network.reachability import members_to_check
 from tf4slurm.roles import SCRIPT_TASK_TYPES
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 SPARES = dataclasses.replace(LIMITS, max_attempts=3, spares=2, max_worker_restarts=0)
 ROLES = "chief ps worker spare spare"

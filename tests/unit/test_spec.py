@@ -10,7 +10,7 @@ import pytest
 
 from tf4slurm.agent.rendezvous import spec_from_environ, spec_to_environ
 from tf4slurm.errors import OptionError
-from tf4slurm.spec import JobSpec, StopSignal
+from tf4slurm.spec.job_spec import JobSpec, StopSignal
 from tf4slurm.system.exec_child import STOP_SIGNALS
 
 

@@ -17,7 +17,7 @@ from tf4slurm.launch.environment_archive import Relocation
 from tf4slurm.launch.node_copies import parse_answers
 from tf4slurm.launch.staging import StagedEnvironment, stage_environment
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 SRUN = """#!/bin/sh
 while [ "$1" != sh ]; do shift; done

@@ -17,7 +17,7 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import (
-    GUEST_RANK,
+    JOINING_RANK,
     BarrierArrival,
     DesiredState,
     ObservedState,
@@ -31,7 +31,7 @@ from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Outcome, Phase, TaskRecord
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import RendezvousClosedError
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 LIMITS = JobSpec(
     start_timeout_seconds=60,
@@ -1561,7 +1561,7 @@ def test_task_that_terminates_by_itself_is_lost(stage: str) -> None:
 # Arbitrary sequences of events
 
 STATES: tuple[TaskState, ...] = ("registered", "ready", "not_ready", "running", "exited", "terminated")
-RANKS = st.integers(0, 5)  # from 4 on guests, if there are any
+RANKS = st.integers(0, 5)  # from 4 on joined workers, if there are any
 STEPS = st.one_of(
     st.tuples(st.just("register"), RANKS, st.sampled_from(["", "again", "fails", "stale"])),
     st.tuples(st.just("send"), RANKS, st.sampled_from(STATES), st.integers(0, 3), st.sampled_from([0, 1, -9])),
@@ -1607,8 +1607,8 @@ class Trial(Job):
         assert self.kinds.count("outcome") == (state.outcome is not None)
         present = {record.rank for record in state.tasks.present_members}
         members = [record.task for record in state.tasks.members]
-        for record in state.tasks.guests:
-            assert record.role.is_guest
+        for record in state.tasks.joined_workers:
+            assert record.role.has_joined
             assert record.task not in members
             assert state.outcome is None or self.desired(record.rank).terminate
             if state.outcome is not None:
@@ -1635,7 +1635,7 @@ class Trial(Job):
             assert how in ("again", "stale") or record.has_registered or record.is_gone
 
     def do_join(self, incarnation: str) -> None:
-        registration = Registration(GUEST_RANK, "g", "10.0.1.1", 4100, incarnation, __version__)
+        registration = Registration(JOINING_RANK, "g", "10.0.1.1", 4100, incarnation, __version__)
         with contextlib.suppress(RendezvousClosedError):
             self.receiver.on_registration(registration, self.now)
 
@@ -1647,7 +1647,7 @@ class Trial(Job):
 
     def do_leave(self, rank: int) -> None:
         record = self.state.tasks[rank]
-        if record.role.is_guest and record.is_connected:
+        if record.role.has_joined and record.is_connected:
             observed = dataclasses.replace(record.observed, stop_signal="SIGTERM")
             self.receiver.on_observed_state(rank, observed, self.now)
 

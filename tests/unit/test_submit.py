@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tf4slurm
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import LaunchError, RefusedError
+from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.submission.submit import estimate, submit, submit_environment, submit_script
 
 NO_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"

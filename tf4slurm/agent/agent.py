@@ -16,7 +16,7 @@ from tf4slurm.agent.child import OwnedChild, TaskProcess
 from tf4slurm.agent.rendezvous import Rendezvous, read_identity, spec_from_environ
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.control.messages import GUEST_RANK
+from tf4slurm.control.messages import JOINING_RANK
 from tf4slurm.errors import (
     EXIT_TASK_LOST,
     RendezvousClosedError,
@@ -139,7 +139,7 @@ class Agent:
         rank, cluster = self._rendezvous.rank, self._rendezvous.cluster
         if cluster is not None:
             return str(cluster.member(rank).task)
-        return "this worker" if rank == GUEST_RANK else f"rank {rank}"
+        return "this worker" if rank == JOINING_RANK else f"rank {rank}"
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str], launcher_id: int | None = None) -> int:

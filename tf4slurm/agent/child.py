@@ -18,13 +18,13 @@ from pathlib import Path
 from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.agent.container import container_command
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
+from tf4slurm.agent.metric_log import ReportLog
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
-from tf4slurm.agent.report_log import ReportLog
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState

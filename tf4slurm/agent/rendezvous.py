@@ -19,13 +19,13 @@ from tf4slurm import __version__
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.control.messages import GUEST_RANK, Registration
+from tf4slurm.control.messages import JOINING_RANK, Registration
 from tf4slurm.errors import PortsInUseError, Tf4SlurmError
 from tf4slurm.network.interfaces import task_address
 from tf4slurm.network.ports import HeldPort, hold_port
 from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check, wait_for_answers
 from tf4slurm.slurm.environ import SlurmStep, own_node_name
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.variables import (
     CERTIFICATE_VARIABLE,
     CONTROL_VARIABLE,
@@ -49,14 +49,14 @@ class LocalTask:
 
 
 @dataclass(frozen=True)
-class Guest:
+class JoiningWorker:
     """A worker that `tf4slurm join` adds to a running job. The service chooses its rank."""
 
     node_name: str
-    rank: int = GUEST_RANK
+    rank: int = JOINING_RANK
 
 
-TaskIdentity = SlurmStep | LocalTask | Guest
+TaskIdentity = SlurmStep | LocalTask | JoiningWorker
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
@@ -101,13 +101,13 @@ class Rendezvous:
 
     @property
     def rank(self) -> int:
-        """The rank of this task; of a guest that has not registered, GUEST_RANK."""
+        """The rank of this task; of a joined worker that has not registered, JOINING_RANK."""
         rank = self.client.desired.rank
         return self.identity.rank if rank is None else rank
 
     @property
     def cluster(self) -> Cluster | None:
-        """The latest cluster with this task; None before there is one. A cluster may be older than a guest."""
+        """The latest cluster with this task; None before there is one. A cluster may be older than a joined worker."""
         cluster = self.client.cluster
         return cluster if cluster is not None and cluster.find(self.rank) is not None else None
 
@@ -175,7 +175,7 @@ class Rendezvous:
 
     async def _find_unreachable(self, cluster: Cluster) -> list[str]:
         """Check the addresses that this task must check; return a sentence for each that does not answer."""
-        if isinstance(self.identity, Guest):
+        if isinstance(self.identity, JoiningWorker):
             ps = {member.task: member.address for member in cluster.members if member.task.task_type == "ps"}
             await wait_for_answers(ps, _CHECK_SECONDS)
             return [f"{task} does not answer at {address}" for task, address in ps.items()]

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from tf4slurm.agent.script_processes import ScriptProcesses
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardGrant, decode, encode
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.errors import MessageError
-from tf4slurm.script_channel import to_socket_address
+from tf4slurm.scripts.channel import to_socket_address
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tf4slurm.control.messages import ScriptState, ShardRequest
-from tf4slurm.script_channel import MAX_METRICS
+from tf4slurm.scripts.channel import MAX_METRICS
 
 _MAX_ENDED_REQUESTS = 64
 _MAX_ENDED_DONE = 8_192  # shards

@@ -20,8 +20,8 @@ from tf4slurm.doctor.finding import Level, exit_code_of_findings, format_finding
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
 from tf4slurm.doctor.scheduler import check_slurm
-from tf4slurm.settings import fill_in, read_settings
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.settings import fill_in, read_settings
 
 _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -103,7 +103,7 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     The tasks run on this host. In a Slurm allocation they run on its hosts, and their number is that of the allocation.
     The test takes some seconds more than TensorFlow needs to start.
     """
-    from tf4slurm.cli.reporter import PlainReporter
+    from tf4slurm.cli.terminal_output import PlainReporter
     from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
     from tf4slurm.launch.start import find_allocation, run_job
     from tf4slurm.system.output import LineWriter

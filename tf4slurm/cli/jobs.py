@@ -88,7 +88,7 @@ def _describe(job: JobStatus) -> list[str]:
     lines += [f"  {warning}" for warning in job.warnings]
     lines += [f"  {shards}" for shards in job.shards]
     if job.tasks:
-        left = [task for task in job.tasks if task.is_guest and task.is_gone]
+        left = [task for task in job.tasks if task.has_joined and task.is_gone]
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
         lines += [f"{format_count(job.workers_left, 'worker')} joined and left again."] if job.workers_left else []
@@ -122,7 +122,7 @@ def _describe_job(job: JobStatus) -> str:
 def _row(task: TaskStatus) -> tuple[str, ...]:
     age = task.heartbeat_age_seconds
     return (
-        f"{task.task} (joined)" if task.is_guest else task.task,
+        f"{task.task} (joined)" if task.has_joined else task.task,
         task.node or "-",
         task.address or "-",
         task.state + (f" (start {task.starts})" if task.starts > 1 else ""),

@@ -19,8 +19,8 @@ _GROUPS = {
     "Start a job": {
         "run": ("run.run", "Run a job: local processes, or hosts of a Slurm allocation."),
         "submit": ("submit.submit", "Submit a job to Slurm."),
-        "grow": ("guests.grow", "Add workers to a running job."),
-        "shrink": ("guests.shrink", "Remove workers that were added."),
+        "grow": ("workers.grow", "Add workers to a running job."),
+        "shrink": ("workers.shrink", "Remove workers that were added."),
         "resume": ("jobs.resume", "Start a job again with the same options."),
     },
     "Watch and stop": {
@@ -42,7 +42,7 @@ _GROUPS = {
     },
     "Advanced": {
         "script": ("submit.script", "Print the batch script that submit gives to sbatch."),
-        "join": ("guests.join", "Run one more worker of a running job."),
+        "join": ("workers.join", "Run one more worker of a running job."),
         "task": ("run.task", "Run one task of a job (with srun)."),
         "nodes": ("show.nodes", "Expand, fold or count Slurm's nodelists."),
         "completion": ("main.completion", "Print the completion script of a shell."),

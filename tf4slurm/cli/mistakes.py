@@ -10,7 +10,7 @@ import click
 
 from tf4slurm.cluster import format_tasks
 from tf4slurm.errors import OptionError
-from tf4slurm.options import did_you_mean, nearest
+from tf4slurm.spec.options import did_you_mean, nearest
 
 _VERBS = {
     "start": "tf4slurm run (here) or tf4slurm submit (to Slurm)",

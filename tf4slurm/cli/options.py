@@ -11,9 +11,9 @@ import click
 from tf4slurm.cli.mistakes import check_separator
 from tf4slurm.cli.shared import Decorator, Verb, complete, note
 from tf4slurm.errors import LaunchError
-from tf4slurm.options import Option, options_of
-from tf4slurm.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.options import Option, options_of
+from tf4slurm.spec.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
 
 HOST_OPTIONS = ("runs_directory", "interface", "ports")
 """The fields for the files and the network of a job."""

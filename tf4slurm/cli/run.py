@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from tf4slurm.cli.options import JobVerb, given, job_options, read_options, site_option
-from tf4slurm.options import key_of
-from tf4slurm.spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.spec.options import key_of
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 
@@ -39,7 +39,7 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
     In COMMAND {ps_hosts}, {worker_hosts}, {chief_hosts} ("host:port,host:port"), {task_type} or {job_name}, and
     {task_index} are filled in for each task.
     """
-    from tf4slurm.cli.reporter import make_reporter
+    from tf4slurm.cli.terminal_output import make_reporter
     from tf4slurm.launch.start import find_allocation, run_job
 
     allocation = find_allocation(environ, local=local)
@@ -74,7 +74,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     if is_under_launcher(environ):
         sys.exit(run_agent(options["command"], environ))
 
-    from tf4slurm.cli.reporter import PlainReporter
+    from tf4slurm.cli.terminal_output import PlainReporter
     from tf4slurm.launch.plain_srun import run_task
     from tf4slurm.slurm.environ import SlurmStep
     from tf4slurm.system.output import LineWriter

@@ -38,7 +38,9 @@ class Verb(_WithExamples):
     """A command whose help shows its options in groups, and examples at the end."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from tf4slurm.options import Group  # here, as in VerbGroup: `tf4slurm --version` and `--help` do not need it
+        from tf4slurm.spec.options import (
+            Group,  # here, as in VerbGroup: `tf4slurm --version` and `--help` do not need it
+        )
 
         records: dict[str, list[tuple[str, str]]] = {group: [] for group in typing.get_args(Group)}
         for parameter in self.get_params(ctx):

@@ -10,10 +10,10 @@ import click
 
 from tf4slurm.cli.options import given, job_options
 from tf4slurm.cli.shared import Verb, VerbGroup
-from tf4slurm.options import key_of
-from tf4slurm.settings import SettingsPaths, create_file, read_settings
 from tf4slurm.slurm.nodelist import expand_nodelist, fold_nodelist
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.options import key_of
+from tf4slurm.spec.settings import SettingsPaths, create_file, read_settings
 
 
 @click.command(

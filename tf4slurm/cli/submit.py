@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from tf4slurm import api
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import ARGUMENTS, JobVerb, job_options, read_options, site_option
+from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.system.program import naming_standard_output
 
 _PRINT_ONLY = ("--dry-run", "--test-only")

@@ -49,16 +49,16 @@ def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | R
     return record
 
 
-def admit_guest(
+def admit_joined_worker(
     registration: Registration, tasks: TaskTable, *, is_ending: bool, workers_error: str
 ) -> TaskRecord | Refusal | None:
-    """Return the record of the guest that registers again; None for a new guest that may join.
+    """Return the record of the joined worker that registers again; None for a new one that may join.
 
     `workers_error` is the reason why the chief cannot use more workers.
     """
     if registration.version != __version__:
         return Refusal(f"it runs tf4slurm {registration.version}, the job {__version__}; use the job's version")
-    known = next((each for each in tasks.guests if each.incarnation == registration.incarnation), None)
+    known = next((each for each in tasks.joined_workers if each.incarnation == registration.incarnation), None)
     if known is not None:
         return known
     if registration.joined_rank is not None:

@@ -33,7 +33,7 @@ from tf4slurm.control.messages import (
     shrink,
 )
 from tf4slurm.errors import MessageError, RendezvousClosedError, RendezvousConnectionError
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.threads import in_thread
 
 if TYPE_CHECKING:  # generic for type checkers only

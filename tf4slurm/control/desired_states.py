@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tf4slurm.control.guests import Guests
+from tf4slurm.control.joined_workers import JoinedWorkers
 from tf4slurm.control.messages import DesiredState, ShardGrant
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import EXIT_TASK_LOST
@@ -19,11 +19,13 @@ class DesiredStates:
         shared: The fields that all tasks share.
     """
 
-    def __init__(self, tasks: TaskTable, guests: Guests, grants_of: Callable[[int], tuple[ShardGrant, ...]]) -> None:
+    def __init__(
+        self, tasks: TaskTable, joined_workers: JoinedWorkers, grants_of: Callable[[int], tuple[ShardGrant, ...]]
+    ) -> None:
         """`grants_of` returns the leases of data shards to the task of a rank."""
         self.shared = DesiredState()
         self._tasks = tasks
-        self._guests = guests
+        self._joined_workers = joined_workers
         self._grants_of = grants_of
         self._changed: set[int] = set()
 
@@ -63,19 +65,19 @@ class DesiredStates:
     def of(self, rank: int) -> DesiredState:
         """Return the desired state of a task; one that was lost must terminate if it sends again."""
         record, shared = self._tasks.get(rank), self.shared
-        is_guest = record is None or record.role.is_guest
-        dismissal, exit_code = self._guests.dismissal_of(rank)
+        has_joined = record is None or record.role.has_joined
+        dismissal, exit_code = self._joined_workers.dismissal_of(rank)
         if record is None or record.is_gone:
             dismissal, exit_code = f"{record or 'this worker'} was lost", EXIT_TASK_LOST
         fields: dict[str, Any] = {
             "terminate": shared.terminate or bool(dismissal),
             "terminate_reason": shared.terminate_reason or dismissal,
-            "rank": rank if is_guest else None,
-            "exit_code": exit_code if is_guest else 0,
+            "rank": rank if has_joined else None,
+            "exit_code": exit_code if has_joined else 0,
         }
         if record is not None:
             fields |= {
-                "workers": self._guests.workers if record.task.task_type == "chief" else (),
+                "workers": self._joined_workers.workers if record.task.task_type == "chief" else (),
                 "start_count": record.desired_start_count,
                 "released_barrier": record.released_barrier,
                 "barrier_error": record.barrier_error,

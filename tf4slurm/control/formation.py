@@ -10,7 +10,7 @@ from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import EXIT_NOT_FORMED
 from tf4slurm.network.interfaces import is_loopback
 from tf4slurm.placement import SPREAD, place_tasks
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 
 def spread_tasks(tasks: TaskTable) -> list[Task]:

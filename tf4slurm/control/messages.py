@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.errors import MessageError
-from tf4slurm.spec import StopSignal
+from tf4slurm.spec.job_spec import StopSignal
 from tf4slurm.system.typed_json import from_exact_json
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ SERVICE = "tf4slurm.Control"
 METHOD = "Connect"
 TOKEN_METADATA = "tf4slurm-token"  # noqa: S105 - the key of the job's token, which each call sends
 HEARTBEAT = b""
-GUEST_RANK = -1
-"""The rank in a guest's registration. The service chooses the guest's rank."""
+JOINING_RANK = -1
+"""The rank in a joined worker's registration. The service then chooses a rank."""
 MAX_STATE_BYTES = 2**20
 """The largest encoded `ObservedState` that the service accepts; see `shrink`."""
 MAX_SCRIPT_BYTES = MAX_STATE_BYTES // 2
@@ -57,7 +57,7 @@ class Registration:
         incarnation: Unique id of this process among those of the same rank.
         failure: The reason why this task cannot take part, as a sentence; None if the task can.
         owns_child: Whether the agent starts and terminates the child; False for a sidecar.
-        joined_rank: The rank that the service has chosen for a guest; None before the guest knows it.
+        joined_rank: The rank that the service has chosen for a joined worker. None until the worker knows it.
     """
 
     rank: int
@@ -234,8 +234,8 @@ class DesiredState:
             that have failed so far.
         have_leaders_ended: The script of the chief, or without one of every worker, has ended or is lost.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
-        rank: The rank of a guest, which the service chooses; None for other tasks.
-        exit_code: The exit code of a guest that must terminate.
+        rank: The rank of a joined worker, which the service chooses; None for other tasks.
+        exit_code: The exit code of a joined worker that must terminate.
         workers: For the chief: the index and address of each worker that it should use; empty before any change.
     """
 

@@ -6,8 +6,8 @@ import dataclasses
 import signal
 
 from tf4slurm.cluster import Address
-from tf4slurm.control.admission import Refusal, admit_guest, admit_member
-from tf4slurm.control.messages import GUEST_RANK, ObservedState, Registration, ScriptState
+from tf4slurm.control.admission import Refusal, admit_joined_worker, admit_member
+from tf4slurm.control.messages import JOINING_RANK, ObservedState, Registration, ScriptState
 from tf4slurm.control.records import Outcome, Phase, TaskRecord
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, describe_end
@@ -43,7 +43,7 @@ class Receiver:
             return record
         state.desired.note([record.rank])
         address = Address(registration.host, registration.port)
-        if record.role.is_guest and state.attempt > 1:  # it takes part in the first attempt until it knows the current
+        if record.role.has_joined and state.attempt > 1:  # it is in attempt 1 until it knows the current
             record.address = address
         else:
             state.on_address(record, address)
@@ -51,15 +51,15 @@ class Receiver:
 
     def _admit(self, registration: Registration) -> TaskRecord:
         state = self._state
-        if registration.rank != GUEST_RANK:
+        if registration.rank != JOINING_RANK:
             answer: TaskRecord | Refusal | None = admit_member(registration, self._tasks)
         else:
-            answer = admit_guest(
+            answer = admit_joined_worker(
                 registration, self._tasks, is_ending=state.phase.is_ending, workers_error=self._tasks.workers_error
             )
         if answer is None:
-            answer = self._tasks.add_guest()
-            state.scripts.guests.add(answer, state.now)
+            answer = self._tasks.add_joined_worker()
+            state.scripts.joined_workers.add(answer, state.now)
         if isinstance(answer, TaskRecord):
             return answer
         if answer.is_mismatch and state.phase is Phase.RENDEZVOUS:
@@ -93,7 +93,7 @@ class Receiver:
     def on_observed_state(self, rank: int, observed: ObservedState, now: float) -> None:
         state, record = self._state, self._tasks.get(rank)
         state.now = now
-        if record is None:  # a guest that has left
+        if record is None:  # a joined worker that has left
             return
         record.last_heartbeat_at = now
         if record.is_gone and observed.state != "terminated":
@@ -118,8 +118,8 @@ class Receiver:
             state.scripts.note_end_of_training()
         if record.observed.tail and record.observed.tail != before.tail:
             state.on_last_lines(record)
-        if record.role.is_guest or record.task.task_type == "chief":
-            state.update_guests()
+        if record.role.has_joined or record.task.task_type == "chief":
+            state.update_joined_workers()
 
     def _note_stop_signals(self, record: TaskRecord, before: ObservedState) -> None:
         """Stop the job after a new stop signal to the agent, or to a script that it has started."""
@@ -127,10 +127,12 @@ class Receiver:
         is_new, is_new_in_script = name != before.stop_signal, script != before.script.stop_signal
         if record.is_gone:
             return
-        if record.role.is_guest:
+        if record.role.has_joined:
             if (is_new or is_new_in_script) and (name or script):
                 state = self._state
-                state.scripts.apply(state.scripts.guests.leave(record, f"it received {name or script}", state.now))
+                state.scripts.apply(
+                    state.scripts.joined_workers.leave(record, f"it received {name or script}", state.now)
+                )
             return
         if name is not None and is_new:
             self._state.on_stop(signal.Signals[name], f"{record} received {name}", self._state.now)
@@ -155,15 +157,15 @@ class Receiver:
     def _on_unreachable(self, record: TaskRecord) -> None:
         """Handle a reachability check that has failed."""
         state, detail = self._state, record.observed.detail
-        if record.role.is_guest:
-            state.scripts.apply(state.scripts.guests.dismiss(record, detail or "", EXIT_NOT_FORMED))
+        if record.role.has_joined:
+            state.scripts.apply(state.scripts.joined_workers.dismiss(record, detail or "", EXIT_NOT_FORMED))
         else:
             reason = f"{detail}. {record} checked it. Look at the network, or choose another with --interface."
             state.decide(Outcome(EXIT_NOT_FORMED, reason, record.task))
 
     def _on_script_state(self, record: TaskRecord, before: ScriptState) -> None:
         state, script = self._state, record.observed.script
-        if script.step is not None and script.step != before.step and not record.role.is_guest:
+        if script.step is not None and script.step != before.step and not record.role.has_joined:
             state.watches.steps.note_step(state.now)
             state.progress.note_step(script.step)
             if before.step is None:

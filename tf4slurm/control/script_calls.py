@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterable
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.barriers import BarrierEnd, Barriers
 from tf4slurm.control.desired_states import DesiredStates
-from tf4slurm.control.guests import GuestChanges, Guests
+from tf4slurm.control.joined_workers import JoinedWorkers, WorkerChanges
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.records import TaskRecord
-from tf4slurm.control.shards import ShardChanges, ShardLeases, ShardProgress
+from tf4slurm.control.shard_leases import ShardChanges, ShardLeases, ShardProgress
 from tf4slurm.control.task_table import TaskTable
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step, are not logged
 
 
 class ScriptCalls:
-    """The barriers, shards and guests of a job. It applies to desired states and events what these return."""
+    """The barriers, shards and joined workers of a job. It applies to desired states and events what these return."""
 
     def __init__(self, spec: JobSpec, tasks: TaskTable, emit: Callable[..., None]) -> None:
         """`emit` is called with the kind, the task and the text of each event, and its facts."""
-        self.guests = Guests(spec)
+        self.joined_workers = JoinedWorkers(spec)
         self._barriers = Barriers()
         self._shards = ShardLeases()
         self._tasks = tasks
         self._emit = emit
-        self.desired = DesiredStates(tasks, self.guests, self._shards.grants_of)
+        self.desired = DesiredStates(tasks, self.joined_workers, self._shards.grants_of)
 
     @property
     def shards(self) -> tuple[ShardProgress, ...]:
@@ -39,8 +39,8 @@ class ScriptCalls:
         script = record.observed.script
         if script.barrier is None:
             self._barriers.withdraw(record)
-        elif record.role.is_guest:
-            self.desired.release(record.rank, script.barrier.token, "")  # guests do not wait at barriers
+        elif record.role.has_joined:
+            self.desired.release(record.rank, script.barrier.token, "")  # joined workers do not wait at barriers
         elif script.barrier != before.barrier:
             self._end_barriers(self._barriers.arrive(self._tasks.members, record, script.barrier, now), record)
         if script.shards != before.shards and record.observed.state == "running":
@@ -51,7 +51,7 @@ class ScriptCalls:
         self._barriers.withdraw(record)
         self._note_shards(self._shards.release(record.rank))
         failed, role = self.desired.shared.failed_tasks, record.role
-        is_script = role.runs_script and not (role.is_server or role.is_guest or record.owns_child)
+        is_script = role.runs_script and not (role.is_server or role.has_joined or record.owns_child)
         if is_script and record.has_failed and record.name not in failed:
             self.desired.change(failed_tasks=(*failed, record.name))
 
@@ -74,14 +74,14 @@ class ScriptCalls:
     def begin_attempt(self) -> None:
         self._barriers.clear()
         self._shards.clear()
-        self.apply(self.guests.begin_attempt())
+        self.apply(self.joined_workers.begin_attempt())
 
-    def update_guests(self, cluster: Cluster | None, attempt: int, now: float) -> bool:
-        """Update all guests; return whether a guest that the chief can use is missing in the cluster."""
+    def update_joined_workers(self, cluster: Cluster | None, attempt: int, now: float) -> bool:
+        """Update all joined workers. Return whether the cluster lacks one that the chief can use."""
         chief = self._tasks.chief
-        if chief is None or not self.guests.has_changes:
+        if chief is None or not self.joined_workers.has_changes:
             return False
-        changes = self.guests.update(self._tasks.members, chief, now)
+        changes = self.joined_workers.update(self._tasks.members, chief, now)
         self.apply(changes)
         if cluster is None:
             return False
@@ -90,7 +90,7 @@ class ScriptCalls:
         self.desired.note(missing)
         return bool(missing)
 
-    def apply(self, changes: GuestChanges) -> None:
+    def apply(self, changes: WorkerChanges) -> None:
         self.desired.note(changes.ranks)
         for event in changes.events:
             self._emit(*event)

@@ -42,7 +42,7 @@ from tf4slurm.control.records import Phase
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import MessageError, RendezvousClosedError
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 if TYPE_CHECKING:  # generic for type checkers only
     _Handler = grpc.RpcMethodHandler[Any, Any]

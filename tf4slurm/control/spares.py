@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tf4slurm.cluster import Task
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.task_table import TaskTable
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 _MAX_NODE_FAILURES = 2  # then spares on other nodes replace the node's tasks
 

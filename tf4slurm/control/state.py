@@ -21,10 +21,10 @@ from tf4slurm.control.task_table import TaskTable
 from tf4slurm.control.watches import Findings, Watches
 from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, describe_end
 from tf4slurm.placement import SPREAD
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 _NEVER = float("inf")
-_GUEST_SECONDS = 2.0  # for guests to terminate after all other tasks have
+_JOINED_SECONDS = 2.0  # for joined workers to terminate after all other tasks have
 
 
 class JobState:
@@ -98,21 +98,21 @@ class JobState:
     def on_ready(self, record: TaskRecord) -> None:
         """Handle the success of a reachability check; after the last one the children start."""
         self.tasks.mark_ready(record)
-        if record.role.is_guest and self.phase is Phase.TRAINING:
+        if record.role.has_joined and self.phase is Phase.TRAINING:
             self.desired.start(record.rank, 1)
         elif self.phase is Phase.CHECKING and self.tasks.are_all_ready:
             for member in self.tasks.find_unstarted():
                 self.desired.start(member.rank, 1)
             self._phase_deadline = _NEVER
             self.watches.servers.note_start(self.now)
-            self.scripts.guests.begin_training(self.now)
+            self.scripts.joined_workers.begin_training(self.now)
             self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
-    def update_guests(self) -> None:
-        """Update all guests; send the cluster, with all guests, to those that it lacks."""
+    def update_joined_workers(self) -> None:
+        """Update all joined workers; send the cluster, with all joined workers, to those that it lacks."""
         if self.phase is Phase.STOPPING:
-            self.scripts.update_guests(None, self.attempt, self.now)
-        elif self.phase is Phase.TRAINING and self.scripts.update_guests(self.cluster, self.attempt, self.now):
+            self.scripts.update_joined_workers(None, self.attempt, self.now)
+        elif self.phase is Phase.TRAINING and self.scripts.update_joined_workers(self.cluster, self.attempt, self.now):
             self.cluster = self.tasks.to_cluster()
 
     # Exits, losses and failures: `rules.py` has the consequences
@@ -152,7 +152,7 @@ class JobState:
 
     def on_terminated(self, record: TaskRecord) -> None:
         """Handle the end of an agent that the job has asked to terminate, or that terminates by itself."""
-        is_asked = self.outcome is not None or bool(self.scripts.guests.dismissal_of(record.rank)[0])
+        is_asked = self.outcome is not None or bool(self.scripts.joined_workers.dismissal_of(record.rank)[0])
         if not is_asked and (record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING)):
             why = "its agent terminated by itself" if record.owns_child else "its script has ended"
             self.lose(record, record.observed.detail or why)
@@ -206,16 +206,16 @@ class JobState:
             self.cluster = self.tasks.to_cluster()
             for each in self.tasks.find_unstarted():
                 self.desired.start(each.rank, 1)
-            self.scripts.guests.note_replacement()
-            self.update_guests()
+            self.scripts.joined_workers.note_replacement()
+            self.update_joined_workers()
         elif consequence is AfterLoss.FAILURE:
             self._fail(Failure(outcome, at, record))
         elif consequence is AfterLoss.END:
             self.decide(outcome)
         elif consequence is AfterLoss.STOP:
             self._stop_after_loss(record, f"is lost: {why}")
-        elif record.role.is_guest:
-            self.update_guests()
+        elif record.role.has_joined:
+            self.update_joined_workers()
         elif self.desired.shared.is_finishing:
             record.is_done = True
             self._complete_if_done()
@@ -315,7 +315,7 @@ class JobState:
             self._fail(self._held_failure)
         self.scripts.check(now)
         self._act_on(self.watches.check(self.tasks.members, now, is_training=self.phase is Phase.TRAINING))
-        self.update_guests()
+        self.update_joined_workers()
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
@@ -398,12 +398,12 @@ class JobState:
         elif not self.tasks.has_active:
             self.phase = Phase.ENDED
         elif not self.tasks.has_active_members:
-            self._phase_deadline = min(self._phase_deadline, self.now + self.spec.kill_wait_seconds + _GUEST_SECONDS)
+            self._phase_deadline = min(self._phase_deadline, self.now + self.spec.kill_wait_seconds + _JOINED_SECONDS)
 
     def mark_gone(self, record: TaskRecord) -> None:
         """Note that a task has terminated or is lost."""
         self.tasks.mark_gone(record, self.now)
-        self.scripts.guests.remove(record.rank)
+        self.scripts.joined_workers.remove(record.rank)
         self.scripts.on_end(record)
 
     def _move_on(self, phase: Phase, text: str) -> None:

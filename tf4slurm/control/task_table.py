@@ -9,20 +9,20 @@ from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import ObservedState, Registration
 from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.roles import JOINED_WORKER, role_of
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 _MAX_LEFT = 20
 
 
 class TaskTable:
-    """All tasks of a job: its members, which form the cluster, and the guests, which have joined the running job.
+    """All tasks of a job: its members, which form the cluster, and its joined workers.
 
-    A guest that is gone leaves the table. Ranks, and the indices of workers, are never used again.
+    A joined worker that is gone leaves the table. Ranks, and the indices of workers, are never used again.
 
     Attributes:
         members: The members by rank. A lost member keeps its record.
-        left: The latest guests that have left, at most 20.
-        num_joined: The number of guests that have ever joined.
+        left: The latest joined workers that have left, at most 20.
+        num_joined: The number of joined workers that have ever joined.
     """
 
     def __init__(self, tasks: Sequence[Task], *, is_placed: bool) -> None:
@@ -35,35 +35,35 @@ class TaskTable:
         self.left: collections.deque[TaskRecord] = collections.deque(maxlen=_MAX_LEFT)
         self.num_joined = 0
         self._order = tuple(tasks)
-        self._guests: dict[int, TaskRecord] = {}
+        self._joined_workers: dict[int, TaskRecord] = {}
         self._active: set[int] = set()  # ranks that have registered and are not gone
         self._unregistered = set(range(len(tasks)))  # of members that have sent no address in this attempt
         self._not_ready = self._unregistered.copy()  # of members whose reachability check has not succeeded
 
     def __iter__(self) -> Iterator[TaskRecord]:
         yield from self.members
-        yield from self._guests.values()
+        yield from self._joined_workers.values()
 
     def __len__(self) -> int:
-        return len(self.members) + len(self._guests)
+        return len(self.members) + len(self._joined_workers)
 
     def __getitem__(self, rank: int) -> TaskRecord:
-        return self.members[rank] if 0 <= rank < len(self.members) else self._guests[rank]
+        return self.members[rank] if 0 <= rank < len(self.members) else self._joined_workers[rank]
 
     def get(self, rank: int) -> TaskRecord | None:
-        """Return the record of this rank; None for a guest that has left."""
-        return self.members[rank] if 0 <= rank < len(self.members) else self._guests.get(rank)
+        """Return the record of this rank; None for a joined worker that has left."""
+        return self.members[rank] if 0 <= rank < len(self.members) else self._joined_workers.get(rank)
 
     @property
     def num_left(self) -> int:
-        """The number of guests that have left."""
-        return self.num_joined - len(self._guests)
+        """The number of joined workers that have left."""
+        return self.num_joined - len(self._joined_workers)
 
     # Groups of tasks
 
     @property
-    def guests(self) -> tuple[TaskRecord, ...]:
-        return tuple(self._guests.values())
+    def joined_workers(self) -> tuple[TaskRecord, ...]:
+        return tuple(self._joined_workers.values())
 
     @property
     def present_members(self) -> list[TaskRecord]:
@@ -128,11 +128,11 @@ class TaskTable:
     def in_order(self, *, with_left: bool = True) -> list[TaskRecord]:
         """Return all tasks in the order of the job's start, so that a spare has the position of the task it replaced.
 
-        Guests follow: `with_left` those that have left, at most 20, then the present ones.
+        Joined workers follow: `with_left` those that have left, at most 20, then the present ones.
         """
         records = {record.task: record for record in self.members}
         left = self.left if with_left else ()
-        return [*(records[task] for task in self._order), *left, *self._guests.values()]
+        return [*(records[task] for task in self._order), *left, *self._joined_workers.values()]
 
     def count(self, *states: str) -> int:
         """Return the number of registered members in one of `states`."""
@@ -164,7 +164,7 @@ class TaskTable:
         return lost
 
     def to_cluster(self) -> Cluster:
-        """Return all members and guests with their addresses; that of a lost member has port 0."""
+        """Return all members and joined workers with their addresses; that of a lost member has port 0."""
         return Cluster(tuple(map(_to_member, self)))
 
     def to_members_cluster(self) -> Cluster:
@@ -172,11 +172,11 @@ class TaskTable:
 
     # Changes
 
-    def add_guest(self) -> TaskRecord:
-        """Add a guest with the next rank, and the next index of a worker."""
+    def add_joined_worker(self) -> TaskRecord:
+        """Add a joined worker with the next rank, and the next index of a worker."""
         num_workers = sum(record.task.task_type == "worker" for record in self.members)
         rank, index = len(self.members) + self.num_joined, num_workers + self.num_joined
-        record = self._guests[rank] = TaskRecord(rank, Task("worker", index), JOINED_WORKER)
+        record = self._joined_workers[rank] = TaskRecord(rank, Task("worker", index), JOINED_WORKER)
         self.num_joined += 1
         return record
 
@@ -193,12 +193,12 @@ class TaskTable:
         self._not_ready.discard(record.rank)
 
     def mark_gone(self, record: TaskRecord, now: float) -> None:
-        """Note that a task has terminated or is lost. A guest leaves the table."""
+        """Note that a task has terminated or is lost. A joined worker leaves the table."""
         record.is_gone = True
         self._active.discard(record.rank)
         if record.has_registered and record.ended_at is None:
             record.ended_at = now
-        if self._guests.pop(record.rank, None) is not None:
+        if self._joined_workers.pop(record.rank, None) is not None:
             self.left.append(record)
 
     def mark_exited_as_done(self) -> None:

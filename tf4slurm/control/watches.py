@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.records import Failure, Outcome, TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 _IDLE_SECONDS = 60.0
 _IDLE_CHECK_SECONDS = 5.0

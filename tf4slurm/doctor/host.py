@@ -21,7 +21,7 @@ from tf4slurm.network.interfaces import host_addresses, interface_address, netwo
 from tf4slurm.network.ports import format_ports, hold_port
 from tf4slurm.network.reachability import PROXY_VARIABLES
 from tf4slurm.slurm.environ import own_node_name
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 
 _ADVICE_SHARED = "Choose a directory on a file system that all nodes share, with --runs-directory."
 _PROBE_BYTES = 64 * 1024

@@ -30,7 +30,7 @@ from tf4slurm.network.reachability import answer_checks, find_fault
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, own_node_name
 from tf4slurm.slurm.nodelist import fold_nodelist
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.program import main_command
 
 _CHECK_SECONDS = 4.0  # for one address

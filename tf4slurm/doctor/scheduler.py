@@ -11,12 +11,12 @@ from typing import TypedDict
 
 from tf4slurm.doctor.finding import Finding, warn_unless
 from tf4slurm.errors import LaunchError
-from tf4slurm.settings import Setting
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.slurm.parsing import parse_time_limit
 from tf4slurm.slurm.site import Partition, SlurmSite
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.settings import Setting
 
 _TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default
 _OLDEST_VERSION = (20, 11)  # the first version whose srun has --overlap

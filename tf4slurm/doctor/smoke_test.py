@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tf4slurm.cluster import Address, Task
 from tf4slurm.network.reachability import answer_checks, find_fault
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.program import main_command
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from tf4slurm.jobs.formatting import format_list
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.jobs.status import JobStatus, StatusReader
-from tf4slurm.options import did_you_mean, nearest
 from tf4slurm.slurm.commands import query_job
+from tf4slurm.spec.options import did_you_mean, nearest
 
 _NAME = re.compile(r"(?P<role>[a-z]+(?:-[a-z]+)*)-(?P<index>\d+)\.(?P<attempt>\d+)\.log")
 _TAIL_BYTES = 1 << 16

@@ -155,7 +155,7 @@ class Recorder:
         return Sample(
             seconds=round(now - self._started_at, 2),
             attempt=self._state.attempt,
-            joined=tuple(record.rank for record in records if record.role.is_guest),
+            joined=tuple(record.rank for record in records if record.role.has_joined),
             step=tuple(state.script.step for state in states),
             **{name: tuple(usage[name] or None for usage in usages) for name in _COUNTERS},
             **(gpus if has_gpus else {}),
@@ -204,7 +204,7 @@ def describe_task(
     return TaskStatus(
         task=record.name,
         rank=record.rank,
-        is_guest=record.role.is_guest,
+        has_joined=record.role.has_joined,
         node=record.node or None,
         address=str(record.address) if record.address else None,
         state="importing" if record.is_importing(now) else observed.state if record.has_registered else "missing",

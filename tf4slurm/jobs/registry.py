@@ -20,7 +20,7 @@ from pathlib import Path
 from tf4slurm.errors import RunDirectoryError, SchemaVersionError, UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
-from tf4slurm.options import did_you_mean, nearest
+from tf4slurm.spec.options import did_you_mean, nearest
 from tf4slurm.system.directories import make_directories, user_directory
 from tf4slurm.system.files import replacing
 from tf4slurm.system.trusted_files import TRUST, check_trusted, is_owned_by, read_trusted

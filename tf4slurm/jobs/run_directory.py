@@ -4,7 +4,7 @@ runs/<name>-<id>/
     job.json          command, options and versions
     control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works; only for tasks
                       that the launcher does not start: those of plain srun, and workers that join a running job
-    guests.jsonl      job arrays of Slurm that add workers to this job; from then on there is a control.json
+    worker_arrays.jsonl      job arrays of Slurm that add workers to this job; from then on there is a control.json
     events.jsonl      every change of state
     slurm.json        resources that Slurm allocated to the job, and times
     status.json       state of the job and its tasks a few seconds ago
@@ -34,16 +34,16 @@ from typing import Any, BinaryIO, TypeVar
 
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import changed_fields
-from tf4slurm.control.script_reports import ScriptReport
+from tf4slurm.control.script_metrics import ScriptReport
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.schema import (
     FILE_NAMES,
-    GuestArray,
     JobFile,
     LastState,
     ResultFile,
     Sample,
     StatusFile,
+    WorkerArray,
     read_file,
     to_versioned_json,
 )
@@ -122,10 +122,10 @@ class RunDirectory:
     def control(self) -> Path:
         return self.path / "control.json"
 
-    def has_guests(self) -> bool:
+    def has_worker_arrays(self) -> bool:
         """Whether workers have joined the job, or will."""
         with contextlib.suppress(OSError):
-            return FILE_NAMES[GuestArray] in os.listdir(self.path)  # NFS caches missing files for a minute
+            return FILE_NAMES[WorkerArray] in os.listdir(self.path)  # NFS caches missing files for a minute
         return False
 
     def log(self, task: Task, attempt: int) -> Path:
@@ -151,7 +151,7 @@ class RunDirectory:
         return read_file(self.path / FILE_NAMES[JobFile], JobFile, read) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
-        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or guests.jsonl, without damaged lines."""
+        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or worker_arrays.jsonl, without damaged lines."""
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
     def read_reports(self) -> dict[tuple[str, int], list[ScriptReport]]:
@@ -210,9 +210,9 @@ class RunDirectory:
     def append_sample(self, sample: Sample) -> None:
         _append(self.path / FILE_NAMES[Sample], sample)
 
-    def add_guests(self, *arrays: GuestArray) -> None:
-        """Append arrays to guests.jsonl, or only create the file; the launcher then writes control.json."""
-        _append(self.path / FILE_NAMES[GuestArray], *arrays)
+    def add_worker_arrays(self, *arrays: WorkerArray) -> None:
+        """Append arrays to worker_arrays.jsonl, or only create the file; the launcher then writes control.json."""
+        _append(self.path / FILE_NAMES[WorkerArray], *arrays)
 
     def write_reports(self, task: Task, attempt: int, reports: Sequence[ScriptReport], *, is_appended: bool) -> None:
         """Append reports to the file of this attempt, or replace the file atomically."""
@@ -248,7 +248,7 @@ def open_to_append(path: Path) -> BinaryIO:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab", buffering=0)
 
 
-def _append(path: Path, *lines: Sample | GuestArray) -> None:
+def _append(path: Path, *lines: Sample | WorkerArray) -> None:
     """Append lines with one write, so that simultaneous writers on one host lose none."""
     with _writing(path), open_to_append(path) as file:
         file.write(b"".join(to_json(line).encode() + b"\n" for line in lines))

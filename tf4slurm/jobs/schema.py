@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm.control.messages import KilledBy
-from tf4slurm.control.script_reports import ScriptReport
-from tf4slurm.control.shards import ShardProgress
+from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.errors import FAILED, SchemaVersionError
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.proc import is_running, read_stat
@@ -99,7 +99,7 @@ class TaskStatus:
     Attributes:
         task: Its role and index, such as "worker/0".
         rank: Its rank in the step; joined workers have the ranks after those of the step.
-        is_guest: Whether it has joined the running job.
+        has_joined: Whether it has joined the running job.
         node: Name of its node.
         address: Its host:port in the cluster spec.
         state: "missing" until the task registers, then the last state that its agent reported; "importing" in place of
@@ -128,7 +128,7 @@ class TaskStatus:
 
     task: str = "?"
     rank: int = 0
-    is_guest: bool = False
+    has_joined: bool = False
     node: str | None = None
     address: str | None = None
     state: str = "?"
@@ -292,8 +292,8 @@ class ResultFile:
 
 
 @dataclass(frozen=True)
-class GuestArray:
-    """One line of guests.jsonl: a job array that `tf4slurm grow` has submitted, with one element per worker.
+class WorkerArray:
+    """One line of worker_arrays.jsonl: a job array that `tf4slurm grow` has submitted, with one element per worker.
 
     Attributes:
         job_id: Slurm's id of the array.
@@ -331,7 +331,7 @@ FILE_NAMES: dict[type[Any], str] = {
     ScriptReport: "metrics/<role>-<index>.<attempt>.jsonl",
     Event: "events.jsonl",
     ResultFile: "result.json",
-    GuestArray: "guests.jsonl",
+    WorkerArray: "worker_arrays.jsonl",
     LastState: "lost/<role>-<index>.json",
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tf4slurm.control.shards import ShardProgress
+from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, LaunchError, SchemaVersionError, describe_end
 from tf4slurm.jobs.formatting import format_bytes, format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob

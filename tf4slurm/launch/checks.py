@@ -16,7 +16,7 @@ from pathlib import Path
 from tf4slurm.agent.container import check_bindable
 from tf4slurm.errors import CommandError, OptionError
 from tf4slurm.jobs.known_errors import RESOLVER
-from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
+from tf4slurm.spec.job_spec import ACTIVE_ENVIRONMENT, JobSpec
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
-from tf4slurm.launch.guest import end_guests
+from tf4slurm.jobs.worker_jobs import end_worker_jobs
 from tf4slurm.launch.requeue import Requeue, mark_requeued
 from tf4slurm.launch.result import Reporter, Result, load_report, make_result_file, save_result, write_report
 from tf4slurm.launch.suspension import handle_suspension
@@ -50,7 +50,7 @@ from tf4slurm.placement import place_tasks
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import query_resources
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 from tf4slurm.system.proc import adopt_orphans
 from tf4slurm.system.threads import in_thread
@@ -67,8 +67,8 @@ _CLOSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
 _FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
-_GUESTS_SECONDS = 1.0
-_END_GUESTS_SECONDS = 15.0  # for Slurm's programs too
+_ADMIT_POLL_SECONDS = 1.0
+_END_JOBS_SECONDS = 15.0  # for Slurm's programs too
 _T = TypeVar("_T")
 
 
@@ -157,7 +157,7 @@ class Launcher:
         is_local = self._spawner is not None and self._spawner.is_local
         endpoint = await start_service(self._service, self._node, is_local=is_local)
         ending = asyncio.create_task(self._service.wait_for_end())
-        inviting = asyncio.create_task(self._invite_guests(endpoint))  # staging may take longer than `join` waits
+        inviting = asyncio.create_task(self._admit_workers(endpoint))  # staging may take longer than `join` waits
         try:
             await self._start_tasks(endpoint, ending)
             await ending
@@ -266,30 +266,30 @@ class Launcher:
         except RunDirectoryError as error:
             logger.info("job.json has no versions: %s", error)
 
-    async def _invite_guests(self, endpoint: ControlEndpoint) -> None:
+    async def _admit_workers(self, endpoint: ControlEndpoint) -> None:
         """Write control.json when workers want to join this job; its own tasks do not need this file."""
         if self._spawner is None or not can_grow(self._spec.counts):
             return
         has_failed = False
         while True:
-            if await asyncio.wrap_future(self._files.submit(self._run_directory.has_guests)):
+            if await asyncio.wrap_future(self._files.submit(self._run_directory.has_worker_arrays)):
                 try:
                     return await self._in_time(write_control, endpoint, self._run_directory)
                 except RunDirectoryError as error:
                     if not has_failed:
                         logger.warning("no worker can join this job yet: %s", error)
                     has_failed = True
-            await asyncio.sleep(_GUESTS_SECONDS)
+            await asyncio.sleep(_ADMIT_POLL_SECONDS)
 
-    async def _end_guests(self) -> None:
+    async def _end_worker_jobs(self) -> None:
         """Cancel the Slurm jobs that add workers to this job, in all its runs."""
         if self._job_id is None or not can_grow(self._spec.counts):
             return
         path = self._run_directory.path
         name = path.name if self._spawner is None else f"{self._spec.name}-{self._job_id}"
-        ending: asyncio.Future[Any] = in_thread(end_guests, KnownJob(self._job_id, name, str(path.parent)))
+        ending: asyncio.Future[Any] = in_thread(end_worker_jobs, KnownJob(self._job_id, name, str(path.parent)))
         # A signal does not end this wait, because Slurm sends some to a job that was requeued.
-        await asyncio.wait({ending}, timeout=_END_GUESTS_SECONDS)
+        await asyncio.wait({ending}, timeout=_END_JOBS_SECONDS)
 
     def _write_resources(self, job_id: str) -> None:
         """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
@@ -341,7 +341,7 @@ class Launcher:
             logger.error("%s", error)
         result = Result(file, directory, report)
         self._reporter.on_result(result)
-        await self._end_guests()
+        await self._end_worker_jobs()
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:

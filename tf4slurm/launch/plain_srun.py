@@ -51,7 +51,7 @@ from tf4slurm.launch.result import Reporter, Result, save_result
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.program import run_program

@@ -22,7 +22,7 @@ from tf4slurm.errors import LaunchError
 from tf4slurm.launch.staging import stage_environment
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import PR_SET_PDEATHSIG
 from tf4slurm.system.exec_limits import explain_too_long
 from tf4slurm.system.output import LineSplitter

@@ -34,7 +34,7 @@ from tf4slurm.launch.environment_archive import (
 from tf4slurm.launch.node_copies import COMPLETE, FIND, LOCK_AND_RUN, UNPACK, parse_answers
 from tf4slurm.slurm.commands import srun_on_each_node_command
 from tf4slurm.slurm.environ import SlurmAllocation
-from tf4slurm.spec import ACTIVE_ENVIRONMENT, JobSpec
+from tf4slurm.spec.job_spec import ACTIVE_ENVIRONMENT, JobSpec
 from tf4slurm.system.threads import in_thread
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tf4slurm.batch_spec import parse_pairs
 from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import register_job
@@ -25,7 +24,8 @@ from tf4slurm.network.interfaces import interface_address, isolate
 from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.commands import query_allocation
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.batch_spec import parse_pairs
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 
 logger = logging.getLogger(__name__)

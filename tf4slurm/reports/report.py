@@ -183,7 +183,7 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
     roles = Counter(task.role for task in summary.usage.tasks)
     yield "tasks", ", ".join(format_count(count, role) for role, count in roles.items()) or "unknown"
     left = (result or status).workers_left
-    if num_joined := left + sum(task.is_guest and not task.is_gone for task in summary.tasks):
+    if num_joined := left + sum(task.has_joined and not task.is_gone for task in summary.tasks):
         yield "joined later", format_count(num_joined, "worker")
     yield "hosts", len({task.node for task in summary.tasks if task.node}) or "unknown"
     yield "attempt", (result and result.attempts) or status.attempt or 1

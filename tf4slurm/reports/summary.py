@@ -223,7 +223,7 @@ class JobSummary(JobFiles):
     def timeline(self) -> Timeline:
         names = [task.task for task in self.tasks]
         seconds = max(self.status.seconds, (self.result.seconds if self.result is not None else None) or 0.0)
-        joined = [task.task for task in self.tasks if task.is_guest]
+        joined = [task.task for task in self.tasks if task.has_joined]
         return make_timeline(self._events, names, seconds, _queue_times(self._allocation, self._events), joined)
 
     @functools.cached_property
@@ -232,7 +232,7 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def curves(self) -> Curves:
-        joined = [task.rank for task in self.tasks if task.is_guest]
+        joined = [task.rank for task in self.tasks if task.has_joined]
         num_allocated = len(self.tasks) - len(joined) if joined else None
         return Curves(self.run.read_lines(Sample), len(self.names), num_allocated, joined)
 

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Sequence
 
 from tf4slurm import __version__
-from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.cluster import Task, fill_in, placeholders_in
 from tf4slurm.errors import OptionError
 from tf4slurm.placement import PACK, SPREAD, parse_roles
 from tf4slurm.slurm.parsing import parse_time_limit
+from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 
 _SIGNAL_BEFORE_LIMIT = "USR1@120"  # the default with --requeue

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, RunDirectoryError
 from tf4slurm.jobs.run_directory import make_parent
-from tf4slurm.settings import repository_of
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.settings import repository_of
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.versions import COMMIT_FILE, read_commit
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tf4slurm.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
+from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.directories import make_directories

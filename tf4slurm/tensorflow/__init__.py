@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tf4slurm.tensorflow.checkpoints import Checkpoints as Checkpoints
     from tf4slurm.tensorflow.checkpoints import evaluate_checkpoints as evaluate_checkpoints
-    from tf4slurm.tensorflow.hooks import DoneHook as DoneHook
-    from tf4slurm.tensorflow.hooks import StartBarrierHook as StartBarrierHook
-    from tf4slurm.tensorflow.keras_evaluation import evaluate as evaluate
-    from tf4slurm.tensorflow.keras_evaluation import predict as predict
-    from tf4slurm.tensorflow.keras_training import fit as fit
+    from tf4slurm.tensorflow.keras.evaluation import evaluate as evaluate
+    from tf4slurm.tensorflow.keras.evaluation import predict as predict
+    from tf4slurm.tensorflow.keras.fit import fit as fit
+    from tf4slurm.tensorflow.keras.sharded_embedding import ShardedEmbedding as ShardedEmbedding
+    from tf4slurm.tensorflow.legacy.hooks import DoneHook as DoneHook
+    from tf4slurm.tensorflow.legacy.hooks import StartBarrierHook as StartBarrierHook
     from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
-    from tf4slurm.tensorflow.sharded_embedding import ShardedEmbedding as ShardedEmbedding
-    from tf4slurm.tensorflow.shards import run_shards as run_shards
-    from tf4slurm.tensorflow.shards import shard_batches as shard_batches
+    from tf4slurm.tensorflow.shard_training import run_shards as run_shards
+    from tf4slurm.tensorflow.shard_training import shard_batches as shard_batches
     from tf4slurm.tensorflow.strategy import job_strategy as job_strategy
     from tf4slurm.tensorflow.strategy import multi_worker_mirrored_strategy as multi_worker_mirrored_strategy
     from tf4slurm.tensorflow.strategy import parameter_server_strategy as parameter_server_strategy
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "tf4slurm.tensorflow.checkpoints": "Checkpoints evaluate_checkpoints",
-    "tf4slurm.tensorflow.hooks": "DoneHook StartBarrierHook",
-    "tf4slurm.tensorflow.keras_evaluation": "evaluate predict",
-    "tf4slurm.tensorflow.keras_training": "fit",
+    "tf4slurm.tensorflow.legacy.hooks": "DoneHook StartBarrierHook",
+    "tf4slurm.tensorflow.keras.evaluation": "evaluate predict",
+    "tf4slurm.tensorflow.keras.fit": "fit",
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
-    "tf4slurm.tensorflow.sharded_embedding": "ShardedEmbedding",
-    "tf4slurm.tensorflow.shards": "run_shards shard_batches",
+    "tf4slurm.tensorflow.keras.sharded_embedding": "ShardedEmbedding",
+    "tf4slurm.tensorflow.shard_training": "run_shards shard_batches",
     "tf4slurm.tensorflow.strategy": (
         "job_strategy multi_worker_mirrored_strategy parameter_server_strategy worker_files"
     ),

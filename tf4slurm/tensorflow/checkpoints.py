@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf4slurm.errors import CheckpointError, RendezvousConnectionError
-from tf4slurm.script_api import report, should_stop
-from tf4slurm.script_channel import find_script_channel
-from tf4slurm.script_shards import DataShards
+from tf4slurm.scripts.channel import find_script_channel
+from tf4slurm.scripts.data_shards import DataShards
+from tf4slurm.scripts.functions import report, should_stop
 from tf4slurm.server_dictionary import current_server_dictionary
 
 logger = logging.getLogger(__name__)

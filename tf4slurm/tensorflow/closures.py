@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf4slurm.errors import TrainingTimeoutError
-from tf4slurm.script_api import should_stop
+from tf4slurm.scripts.functions import should_stop
 
 CLOSURES_PER_WORKER = 2  # one runs while the next waits
 

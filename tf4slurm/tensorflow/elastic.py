@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.scripts.channel import ScriptChannel
 
 _VERSIONS = ("2.16", "2.21")
 """The first and the last supported version. Tested: 2.16, 2.18 and 2.21, whose coordinators are the same."""

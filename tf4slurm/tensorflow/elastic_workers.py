@@ -33,7 +33,7 @@ from tensorflow.python.eager import context
 
 from tf4slurm.cluster import Address
 from tf4slurm.network.reachability import is_answering
-from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.scripts.channel import ScriptChannel
 
 logger = logging.getLogger(__name__)
 

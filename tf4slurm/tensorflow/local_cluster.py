@@ -91,9 +91,9 @@ class LocalCluster:
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
         from tf4slurm.network.reachability import bypass_proxies  # imported here, because a task does not need it
-        from tf4slurm.tensorflow.keras_limits import install_keras_limits
-        from tf4slurm.tensorflow.placement import check_placement, place_variables
+        from tf4slurm.tensorflow.keras.limits import install_keras_limits
         from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
+        from tf4slurm.tensorflow.variable_placement import check_placement, place_variables
 
         check_placement(placement)
         os.environ["TF_GRPC_REUSE_PORT"] = "true"  # the agent holds the chief's port

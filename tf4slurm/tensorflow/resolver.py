@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf4slurm.errors import LayoutError, PlacementError
 from tf4slurm.roles import TASK_TYPES, role_of
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     count_roles,

@@ -22,7 +22,7 @@ from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import EXIT_NOT_FORMED, RendezvousConnectionError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.reachability import wait_for_answers
-from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.scripts.channel import ScriptChannel
 from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.system.variables import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
 

@@ -14,7 +14,7 @@ from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.constants import check_arrays, max_copies
 
 if TYPE_CHECKING:
-    from tf4slurm.tensorflow.keras_step import KerasStep
+    from tf4slurm.tensorflow.keras.step import KerasStep
 
 logger = logging.getLogger(__name__)
 

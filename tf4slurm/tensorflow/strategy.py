@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf4slurm.errors import PlacementError, SlurmEnvironmentError
-from tf4slurm.script_api import barrier, sort_files
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
+from tf4slurm.scripts.functions import barrier, sort_files
 from tf4slurm.server_dictionary import (
     ServerDictionary,
     current_server_dictionary,
@@ -22,10 +22,10 @@ from tf4slurm.server_dictionary import (
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.tensorflow.constants import check_datasets_of
 from tf4slurm.tensorflow.elastic import capture_tables_in_loops, make_elastic
-from tf4slurm.tensorflow.keras_limits import install_keras_limits
+from tf4slurm.tensorflow.keras.limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
-from tf4slurm.tensorflow.placement import check_placement, place_variables
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
+from tf4slurm.tensorflow.variable_placement import check_placement, place_variables
 
 _REQUIRED_ROLES = ("chief", "ps", "worker")
 _exiting: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf4slurm.errors import ParameterServerLostError, TrainingError
-from tf4slurm.script_api import report
+from tf4slurm.scripts.functions import report
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
 from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import explain_large_array
-from tf4slurm.tensorflow.keras_limits import install_keras_limits
+from tf4slurm.tensorflow.keras.limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import StepClosure, make_closure
 from tf4slurm.tensorflow.step_scheduler import StepScheduler
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers

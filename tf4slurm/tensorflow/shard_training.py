@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf4slurm.control.shards import MAX_CAPACITY
-from tf4slurm.script_api import should_stop
-from tf4slurm.script_shards import DataShards, Shard
+from tf4slurm.control.shard_leases import MAX_CAPACITY
+from tf4slurm.scripts.data_shards import DataShards, Shard
+from tf4slurm.scripts.functions import should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
 from tf4slurm.tensorflow.closures import CLOSURES_PER_WORKER, ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
-from tf4slurm.tensorflow.keras_limits import install_keras_limits
+from tf4slurm.tensorflow.keras.limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import FunctionStep
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 from tf4slurm.tensorflow.training import StepReporter, StepsDone, translate_errors

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from tf4slurm.cluster import placeholders_in, warn_of_misspelled
 from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ports, parse_ports
-from tf4slurm.options import option, options_of
 from tf4slurm.placement import PACK, fill_counts, place_tasks
+from tf4slurm.spec.options import option, options_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.scripts.channel import ScriptChannel
 
 _PLACEMENTS = ("bytes", "round-robin")
 _PRIVATE_NAMES = ("_create_variable", "_create_var_creator", "_create_variable_round_robin", "_variable_count")

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from tf4slurm.cluster import placeholders_in
 from tf4slurm.errors import OptionError
-from tf4slurm.options import option, options_by_key, options_of
 from tf4slurm.placement import sum_text
-from tf4slurm.spec import JobSpec, check_exclusive
+from tf4slurm.spec.job_spec import JobSpec, check_exclusive
+from tf4slurm.spec.options import option, options_by_key, options_of
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf4slurm.cluster import Address, Task, format_tasks
 from tf4slurm.errors import ShutdownError, ShutdownTimeoutError
-from tf4slurm.script_channel import CompletionSignal, find_script_channel
+from tf4slurm.scripts.channel import CompletionSignal, find_script_channel
 from tf4slurm.server_dictionary import ServerDictionary
 
 _DONE_POLL_SECONDS = 0.5

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousTimeoutError, ShutdownError
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
-from tf4slurm.tensorflow.queues import open_session, poll, queue_completion_signal, run_when_free
+from tf4slurm.tensorflow.legacy.queues import open_session, poll, queue_completion_signal, run_when_free
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from types import FrameType
 
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardRequest, decode, encode
-from tf4slurm.control.script_reports import ScriptReport, merge_reports, merge_to_limit
+from tf4slurm.control.script_metrics import ScriptReport, merge_reports, merge_to_limit
 from tf4slurm.errors import DataShardsError, RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 

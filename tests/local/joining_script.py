@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tf4slurm.cluster import Address
-from tf4slurm.script_channel import find_script_channel
+from tf4slurm.scripts.channel import find_script_channel
 
 _SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 

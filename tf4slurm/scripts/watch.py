@@ -20,7 +20,7 @@ from pathlib import Path
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.control.clock import JobClock
 from tf4slurm.errors import RendezvousConnectionError
-from tf4slurm.script_channel import ScriptChannel
+from tf4slurm.scripts.channel import ScriptChannel
 from tf4slurm.system.proc import read_stat
 
 _POLL_SECONDS = 1.0

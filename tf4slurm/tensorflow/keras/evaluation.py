@@ -12,10 +12,10 @@ import tensorflow as tf
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.checkpoints import check_integer
 from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
-from tf4slurm.tensorflow.keras_arguments import explain_keras_arguments
-from tf4slurm.tensorflow.keras_checks import check_callbacks, check_model, describe_data, make_callback_list
-from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
-from tf4slurm.tensorflow.keras_step import KerasStep, build
+from tf4slurm.tensorflow.keras.arguments import explain_keras_arguments
+from tf4slurm.tensorflow.keras.checks import check_callbacks, check_model, describe_data, make_callback_list
+from tf4slurm.tensorflow.keras.execution import InThisProcess, OnWorkers, make_execution
+from tf4slurm.tensorflow.keras.step import KerasStep, build
 
 _BATCH_SIZE = 32  # of arrays, as in Keras
 

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf4slurm.script_api import should_stop
+from tf4slurm.scripts.functions import should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
 from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import create_per_worker_dataset
-from tf4slurm.tensorflow.keras_step import KerasStep
+from tf4slurm.tensorflow.keras.step import KerasStep
 from tf4slurm.tensorflow.step_closure import StepClosure
 from tf4slurm.tensorflow.training import run_closures, translate_errors
 

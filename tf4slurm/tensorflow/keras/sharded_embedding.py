@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf4slurm.tensorflow.closures import count_tasks
-from tf4slurm.tensorflow.placement import on_different_ps
+from tf4slurm.tensorflow.variable_placement import on_different_ps
 
 _TABLE = "table"
 

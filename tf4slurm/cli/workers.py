@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from tf4slurm import api
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.cli.options import given, job_options, site_option, verb_option
 from tf4slurm.cli.shared import Verb, job_argument, note
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob
-from tf4slurm.submission.guests import OPTIONS
+from tf4slurm.joining.grow import OPTIONS
+from tf4slurm.spec.batch_spec import BatchSpec
 
-_OUTPUT_HELP = "File for the output. [default: <run directory>/guest-%A_%a.out]"
+_OUTPUT_HELP = "File for the output. [default: <run directory>/worker-%A_%a.out]"
 
 
 @click.command(cls=Verb, examples=("tf4slurm grow 4711 --workers 4 --partition preempt --time 2h",))
@@ -66,6 +66,6 @@ def join(environ: dict[str, str], /, job: KnownJob) -> None:
     This is the command of the jobs that "tf4slurm grow" submits. It also works in any
     allocation, and beside a local job.
     """
-    from tf4slurm.launch.guest import join_job
+    from tf4slurm.joining.join import join_job
 
     sys.exit(join_job(job, environ))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tf4slurm.control.messages import BarrierArrival
 from tf4slurm.errors import BarrierError, RendezvousConnectionError, SlurmEnvironmentError
-from tf4slurm.script_channel import MAX_METRICS, find_script_channel
+from tf4slurm.scripts.channel import MAX_METRICS, find_script_channel
 from tf4slurm.system.variables import SERVICES_VARIABLE
 
 _MAX_NAME_CHARACTERS = 100

@@ -16,7 +16,7 @@ from tests.jobs import TF4SLURM
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
 
-SCRIPT = Path(__file__).parents[1] / "local" / "guest_script.py"
+SCRIPT = Path(__file__).parents[1] / "local" / "joining_script.py"
 _SECONDS = 60
 
 
@@ -95,7 +95,7 @@ def test_workers_join_and_leave_and_end_with_the_job(growing: GrowingJob) -> Non
     assert growing.lab.wait_for_job(f"{array}_0") == ("COMPLETED", "0:0")
     assert growing.lab.wait_for_job(f"{array}_1")[0] == "CANCELLED"
     assert wait_until(lambda: growing.lab.queue() == [], _SECONDS)
-    assert "this worker has ended: Training is done" in (growing.run_directory / f"guest-{array}_0.out").read_text()
+    assert "this worker has ended: Training is done" in (growing.run_directory / f"worker-{array}_0.out").read_text()
     assert [event for event in growing.events if event["kind"] == "lost"] == []
 
 

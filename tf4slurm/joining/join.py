@@ -1,9 +1,8 @@
-"""Join a running job as one more worker; find and cancel the Slurm jobs that `grow` submitted."""
+"""Join a running job as one more worker."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -13,26 +12,21 @@ from collections.abc import Mapping
 from tf4slurm import __version__
 from tf4slurm.agent.agent import Agent
 from tf4slurm.agent.child import OwnedChild
-from tf4slurm.agent.rendezvous import Guest, Rendezvous
+from tf4slurm.agent.rendezvous import JoiningWorker, Rendezvous
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
-from tf4slurm.errors import REQUEUED, JobStateError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.errors import REQUEUED, JobStateError, RunDirectoryError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import FILE_NAMES, GuestArray, JobFile, Process, ResultFile
+from tf4slurm.jobs.schema import FILE_NAMES, JobFile, Process, ResultFile
 from tf4slurm.jobs.status import JobFiles, StatusReader
 from tf4slurm.roles import can_grow
-from tf4slurm.slurm.commands import cancel_job, query_queue
 from tf4slurm.slurm.environ import own_node_name
-from tf4slurm.slurm.parsing import QueueEntry
-from tf4slurm.spec import JobSpec
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.guard import start_guard
 from tf4slurm.system.output import LineWriter
 
-logger = logging.getLogger(__name__)
-
-_POLL_SECONDS, _QUEUE_POLL_SECONDS = 0.2, 1.0
-_END_SECONDS = 5.0  # for the Slurm jobs of workers whose agents have ended
+_POLL_SECONDS = 0.2
 
 
 def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
@@ -61,7 +55,7 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
         text = f"{job.name} runs in a network of its own, which no other process reaches: start it without --isolated."
         raise JobStateError(text, job=job.name, state="RUNNING")
     spec = JobSpec(file.command, **file.options)
-    directory.add_guests()
+    directory.add_worker_arrays()
     if not _wait_for_control(directory, spec.start_timeout_seconds):
         check_joinable(job, directory, "join")  # it may have ended in the meantime
         raise JobStateError(
@@ -73,7 +67,9 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
     os.chdir(place)
     start_guard(is_in_terminal=True)
     writer = LineWriter(sys.stdout)
-    rendezvous = Rendezvous(Guest(own_node_name(environ)), spec, lambda: ControlEndpoint.from_file(directory.control))
+    rendezvous = Rendezvous(
+        JoiningWorker(own_node_name(environ)), spec, lambda: ControlEndpoint.from_file(directory.control)
+    )
     agent = Agent(rendezvous, OwnedChild(rendezvous, environ, directory, writer))
     try:
         exit_code = asyncio.run(_run(agent, rendezvous.client))
@@ -115,33 +111,6 @@ def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def find_guests(job: KnownJob) -> list[QueueEntry]:
-    """Return the jobs of Slurm that `tf4slurm grow` has submitted during all runs of a job, until they end."""
-    job_ids = [array.job_id for run in job.run_directories for array in run.read_lines(GuestArray) if array.job_id]
-    if not job_ids:
-        return []
-    entries = query_queue(job_ids, expands_arrays=True)
-    return [entry for entry in entries if not (entry.has_ended or entry.state == "COMPLETING")]
-
-
-def end_guests(job: KnownJob) -> None:
-    """Cancel the Slurm jobs that would add workers to an ended job; log a warning if that fails.
-
-    Running ones end by themselves. One that does not may be on a lost host, so Slurm would requeue it.
-    """
-    deadline = time.monotonic() + _END_SECONDS
-    try:
-        while guests := find_guests(job):
-            is_late = time.monotonic() >= deadline
-            if cancelled := [guest.job_id for guest in guests if guest.is_pending or is_late]:
-                cancel_job(*cancelled)
-            if is_late:
-                break
-            time.sleep(_QUEUE_POLL_SECONDS)
-    except Tf4SlurmError as error:
-        logger.warning("jobs that would add workers to this one are not cancelled: %s", error)
 
 
 def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile:

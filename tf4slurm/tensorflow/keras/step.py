@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common.global_state import get_global_attribute  # no public name
 
 from tf4slurm.errors import TrainingError
-from tf4slurm.tensorflow.keras_limits import add_if_sum, refuse_metric
+from tf4slurm.tensorflow.keras.limits import add_if_sum, refuse_metric
 
 _ADDED = "added to metric variable "  # with a number, the name of an addition among the sums of a step
 

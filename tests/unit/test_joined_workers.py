@@ -12,8 +12,8 @@ import pytest
 from tests.unit.test_state import LIMITS, Job
 from tf4slurm import __version__
 from tf4slurm.cluster import Task
-from tf4slurm.control.guests import _LEAVE_SECONDS
-from tf4slurm.control.messages import GUEST_RANK, BarrierArrival, Registration, ScriptState, ShardRequest
+from tf4slurm.control.joined_workers import _LEAVE_SECONDS
+from tf4slurm.control.messages import JOINING_RANK, BarrierArrival, Registration, ScriptState, ShardRequest
 from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST, RendezvousClosedError
 
@@ -28,23 +28,23 @@ def train(roles: str = ROLES, script: ScriptState = ACCEPTS, **limits: Any) -> J
     return job
 
 
-def join(job: Job, name: str = "guest-4", **changes: Any) -> TaskRecord:
+def join(job: Job, name: str = "joined worker-4", **changes: Any) -> TaskRecord:
     rank = len(job.state.tasks)
-    registration = Registration(GUEST_RANK, "g", f"10.0.1.{rank}", 4000 + rank, name, __version__)
+    registration = Registration(JOINING_RANK, "g", f"10.0.1.{rank}", 4000 + rank, name, __version__)
     record = job.receiver.on_registration(dataclasses.replace(registration, **changes), job.now)
     job.ranks = range(len(job.state.tasks))
     return record
 
 
 def serve(job: Job, rank: int) -> None:
-    """A guest has checked the ps, and its child's server answers."""
+    """A joined worker has checked the ps, and its child's server answers."""
     job.send(rank, "ready")
     job.run_child(rank, job.desired(rank).start_count)
     job.send(rank, "running", has_server=True)
 
 
 def is_gone(job: Job, rank: int) -> bool:
-    """Whether a task is gone; a guest then leaves the table."""
+    """Whether a task is gone; a joined worker then leaves the table."""
     record = job.state.tasks.get(rank)
     return record is None or record.is_gone
 
@@ -61,9 +61,9 @@ def use(job: Job, *workers: int) -> None:
 
 
 def train_again(job: Job) -> None:
-    """The first four tasks form the cluster of another attempt, and the chief accepts workers; then the guest joins."""
+    """The first four tasks form another attempt's cluster, the chief accepts workers, and then the worker joins."""
     job.reregister(0, 1, 2, 3)
-    assert job.phase() is Phase.CHECKING  # without the guest
+    assert job.phase() is Phase.CHECKING  # without the joined worker
     for rank in range(4):
         job.send(rank, "ready")
         job.run_child(rank)
@@ -75,7 +75,7 @@ def train_again(job: Job) -> None:
     assert job.desired(0).workers[2] == (2, "10.0.1.4:5004")
 
 
-def test_guest_gets_rank_index_and_cluster_and_starts() -> None:
+def test_joined_worker_gets_rank_index_and_cluster_and_starts() -> None:
     job = train()
     record = join(job)
     assert (record.rank, record.name, job.desired(4).rank, job.desired(0).rank) == (4, "worker/2", 4, None)
@@ -89,7 +89,7 @@ def test_guest_gets_rank_index_and_cluster_and_starts() -> None:
     assert [job.desired(rank).start_count for rank in range(4)] == [1, 1, 1, 1]
 
 
-def test_chief_gets_the_workers_when_the_guest_serves() -> None:
+def test_chief_gets_the_workers_when_the_joined_worker_serves() -> None:
     job = train()
     join(job)
     job.send(4, "ready")
@@ -102,7 +102,7 @@ def test_chief_gets_the_workers_when_the_guest_serves() -> None:
     assert job.texts("joined") == ["worker/2 on g takes part in training"]
 
 
-def test_guest_waits_until_the_chief_accepts_workers() -> None:
+def test_joined_worker_waits_until_the_chief_accepts_workers() -> None:
     job = train(script=ScriptState())
     join(job)
     job.turn(LIMITS.start_timeout_seconds - 1)
@@ -113,7 +113,7 @@ def test_guest_waits_until_the_chief_accepts_workers() -> None:
     assert not job.desired(4).terminate
 
 
-def test_guest_is_dismissed_if_the_chief_never_accepts_workers() -> None:
+def test_joined_worker_is_dismissed_if_the_chief_never_accepts_workers() -> None:
     job = train(script=ScriptState())
     join(job)
     job.turn(LIMITS.start_timeout_seconds + 1)
@@ -134,7 +134,7 @@ def test_guest_is_dismissed_if_the_chief_never_accepts_workers() -> None:
         (train, {"failure": "no interface ib0."}, "no interface ib0"),
     ],
 )
-def test_guest_is_refused_and_the_job_is_untouched(
+def test_joined_worker_is_refused_and_the_job_is_untouched(
     make_job: Callable[[], Job], changes: dict[str, str], reason: str
 ) -> None:
     job = make_job()
@@ -145,14 +145,14 @@ def test_guest_is_refused_and_the_job_is_untouched(
     assert job.state.outcome is None
 
 
-def test_guest_is_refused_when_the_job_ends() -> None:
+def test_joined_worker_is_refused_when_the_job_ends() -> None:
     job = train()
     job.end_child(0, 0)
     with pytest.raises(RendezvousClosedError, match="is ending"):
         join(job)
 
 
-def test_reconnected_guest_is_the_same_task() -> None:
+def test_reconnected_joined_worker_is_the_same_task() -> None:
     job = train()
     record = join(job)
     job.receiver.on_disconnect(4, job.now)
@@ -161,7 +161,7 @@ def test_reconnected_guest_is_the_same_task() -> None:
     assert join(job, "another").name == "worker/3"
 
 
-def test_guest_leaves_after_the_chief_has_stopped_using_it() -> None:
+def test_joined_worker_leaves_after_the_chief_has_stopped_using_it() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -177,7 +177,7 @@ def test_guest_leaves_after_the_chief_has_stopped_using_it() -> None:
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
-def test_guest_that_the_chief_does_not_release_leaves_after_the_timeout() -> None:
+def test_joined_worker_that_the_chief_does_not_release_leaves_after_the_timeout() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -191,7 +191,7 @@ def test_guest_that_the_chief_does_not_release_leaves_after_the_timeout() -> Non
 
 @pytest.mark.parametrize("event", ["agent exit", "no heartbeat", "rejected", "terminated"])
 @pytest.mark.parametrize("phase", ["registered", "served", "used"])
-def test_lost_guest_does_not_affect_the_job(phase: str, event: str) -> None:
+def test_lost_joined_worker_does_not_affect_the_job(phase: str, event: str) -> None:
     job = train(max_attempts=2)
     join(job)
     if phase != "registered":
@@ -211,7 +211,7 @@ def test_lost_guest_does_not_affect_the_job(phase: str, event: str) -> None:
     assert (job.phase(), job.state.attempt, job.state.outcome) == (Phase.TRAINING, 1, None)
 
 
-def test_guest_whose_child_fails_too_often_is_dismissed() -> None:
+def test_joined_worker_whose_child_fails_too_often_is_dismissed() -> None:
     job = train(max_worker_restarts=1)
     join(job)
     serve(job, 4)
@@ -222,7 +222,7 @@ def test_guest_whose_child_fails_too_often_is_dismissed() -> None:
     assert job.state.outcome is None
 
 
-def test_guest_without_reachable_ps_is_dismissed() -> None:
+def test_joined_worker_without_reachable_ps_is_dismissed() -> None:
     job = train()
     join(job)
     job.send(4, "not_ready", detail="ps/0 does not answer")
@@ -230,7 +230,7 @@ def test_guest_without_reachable_ps_is_dismissed() -> None:
     assert job.state.outcome is None
 
 
-def test_guest_that_the_chief_cannot_reach_is_dismissed() -> None:
+def test_joined_worker_that_the_chief_cannot_reach_is_dismissed() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -239,7 +239,7 @@ def test_guest_that_the_chief_cannot_reach_is_dismissed() -> None:
     assert "did not connect to 10.0.1.4:4004" in job.desired(4).terminate_reason
 
 
-def test_guest_on_which_the_first_closure_failed_is_dismissed_with_the_error() -> None:
+def test_joined_worker_on_which_the_first_closure_failed_is_dismissed_with_the_error() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -273,7 +273,7 @@ def test_stop_signal_of_a_lost_worker_does_not_stop_the_job() -> None:
     assert (job.phase(), job.state.outcome) == (Phase.TRAINING, None)
 
 
-def test_time_in_which_the_launcher_was_stopped_does_not_count_for_guests() -> None:
+def test_time_in_which_the_launcher_was_stopped_does_not_count_for_joined_workers() -> None:
     job = train(script=ScriptState())
     join(job)
     job.turn(1)
@@ -282,7 +282,7 @@ def test_time_in_which_the_launcher_was_stopped_does_not_count_for_guests() -> N
     assert not job.desired(4).terminate
 
 
-def test_stall_does_not_name_a_guest() -> None:
+def test_stall_does_not_name_a_joined_worker() -> None:
     job = train(stall_timeout_seconds=30.0)
     job.send(0, "running", script=ScriptState(step=1, workers=(0, 1)))
     join(job)
@@ -292,7 +292,7 @@ def test_stall_does_not_name_a_guest() -> None:
     assert job.outcome.reason.endswith("the last was step 1 of chief/0 on n0.")
 
 
-def test_counts_of_tasks_do_not_include_guests() -> None:
+def test_counts_of_tasks_do_not_include_joined_workers() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -317,7 +317,7 @@ def test_lost_task_that_sends_again_must_terminate_and_has_no_effect(rank: int) 
 
 @pytest.mark.parametrize("source", ["agent", "script"])
 @pytest.mark.parametrize("phase", [Phase.RENDEZVOUS, Phase.TRAINING, Phase.STOPPING])
-def test_guest_that_is_not_used_leaves_at_once(phase: Phase, source: str) -> None:
+def test_joined_worker_that_is_not_used_leaves_at_once(phase: Phase, source: str) -> None:
     job = train(max_attempts=2, grace_period_seconds=60.0)
     join(job)
     if phase is Phase.RENDEZVOUS:
@@ -332,7 +332,7 @@ def test_guest_that_is_not_used_leaves_at_once(phase: Phase, source: str) -> Non
     assert (job.phase(), job.state.outcome) == (phase, None)
 
 
-def test_guests_leave_when_the_chief_is_done() -> None:
+def test_joined_workers_leave_when_the_chief_is_done() -> None:
     job = train("chief ps worker evaluator")
     join(job)
     serve(job, 4)
@@ -342,7 +342,7 @@ def test_guests_leave_when_the_chief_is_done() -> None:
     assert (job.desired(4).terminate_reason, job.desired(4).exit_code) == ("training is over", 0)
 
 
-def test_steps_of_a_guest_do_not_reset_the_stall_timeout() -> None:
+def test_steps_of_a_joined_worker_do_not_reset_the_stall_timeout() -> None:
     job = train(stall_timeout_seconds=30.0)
     job.send(0, "running", script=ScriptState(step=1, workers=(0, 1)))
     join(job)
@@ -368,7 +368,7 @@ def test_replacement_leaves_healthy_tasks_on_excluded_nodes_alone() -> None:
     assert job.state.excluded_nodes == ()
 
 
-def test_ended_job_waits_only_briefly_for_a_guest_that_does_not_answer() -> None:
+def test_ended_job_waits_only_briefly_for_a_joined_worker_that_does_not_answer() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -377,7 +377,7 @@ def test_ended_job_waits_only_briefly_for_a_guest_that_does_not_answer() -> None
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
-def test_guest_joins_again_in_another_attempt() -> None:
+def test_joined_worker_joins_again_in_another_attempt() -> None:
     job = train(max_attempts=2)
     join(job)
     serve(job, 4)
@@ -387,7 +387,7 @@ def test_guest_joins_again_in_another_attempt() -> None:
     train_again(job)
 
 
-def test_guest_that_joins_in_a_later_attempt_registers_a_port_for_it() -> None:
+def test_joined_worker_that_joins_in_a_later_attempt_registers_a_port_for_it() -> None:
     job = train(max_attempts=2)
     job.end_child(1, 1)
     join(job)
@@ -395,7 +395,7 @@ def test_guest_that_joins_in_a_later_attempt_registers_a_port_for_it() -> None:
     train_again(job)
 
 
-def test_guest_passes_barriers_at_once_and_others_do_not_wait_for_it() -> None:
+def test_joined_worker_passes_barriers_at_once_and_others_do_not_wait_for_it() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -408,7 +408,7 @@ def test_guest_passes_barriers_at_once_and_others_do_not_wait_for_it() -> None:
     assert [job.desired(rank).barrier_error for rank in range(4)] == [""] * 4
 
 
-def test_ended_job_waits_for_guests_to_terminate() -> None:
+def test_ended_job_waits_for_joined_workers_to_terminate() -> None:
     job = train()
     join(job)
     serve(job, 4)
@@ -462,7 +462,7 @@ def test_second_lost_worker_without_a_spare_ends_the_job() -> None:
 def test_workers_that_have_left_leave_the_state_of_the_job() -> None:
     job = train()
     for number in range(50):
-        record = join(job, f"guest-{number}")
+        record = join(job, f"joined worker-{number}")
         assert (record.rank, record.task) == (4 + number, Task("worker", 2 + number))
         job.send(record.rank, "running", stop_signal="SIGTERM")
         job.send(record.rank, "terminated")

@@ -12,20 +12,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf4slurm.script_api import report
+from tf4slurm.scripts.functions import report
 from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
-from tf4slurm.tensorflow.keras_arguments import explain_keras_arguments, weight_classes
-from tf4slurm.tensorflow.keras_checks import (
+from tf4slurm.tensorflow.keras.arguments import explain_keras_arguments, weight_classes
+from tf4slurm.tensorflow.keras.checks import (
     check_callbacks,
     check_data,
     check_model,
     check_ps_options,
     make_callback_list,
 )
-from tf4slurm.tensorflow.keras_evaluation import Evaluation
-from tf4slurm.tensorflow.keras_execution import InThisProcess, OnWorkers, make_execution
-from tf4slurm.tensorflow.keras_step import KerasStep, build
-from tf4slurm.tensorflow.keras_tensorboard import TensorBoardSteps
+from tf4slurm.tensorflow.keras.evaluation import Evaluation
+from tf4slurm.tensorflow.keras.execution import InThisProcess, OnWorkers, make_execution
+from tf4slurm.tensorflow.keras.step import KerasStep, build
+from tf4slurm.tensorflow.keras.tensorboard import TensorBoardSteps
 
 _REPORT_SECONDS = 0.5
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tf4slurm.batch_spec import BatchSpec
 from tf4slurm.errors import OptionError, SettingsError
-from tf4slurm.options import Option, options_by_key, options_of, unknown
-from tf4slurm.spec import check_exclusive
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.job_spec import check_exclusive
+from tf4slurm.spec.options import Option, options_by_key, options_of, unknown
 from tf4slurm.system.directories import home_directory, make_directories, user_directory
 from tf4slurm.system.trusted_files import read_trusted
 

@@ -7,7 +7,7 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tf4slurm.cluster import Task
-from tf4slurm.control.script_reports import ReportSeries, ScriptReport
+from tf4slurm.control.script_metrics import ReportSeries, ScriptReport
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
 

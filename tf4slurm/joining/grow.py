@@ -8,16 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tf4slurm.batch_spec import BatchSpec, parse_pairs
 from tf4slurm.errors import JobStateError, OptionError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import GuestArray
+from tf4slurm.jobs.schema import WorkerArray
 from tf4slurm.jobs.status import StatusReader
-from tf4slurm.launch.guest import check_joinable, find_guests
-from tf4slurm.options import key_of, unknown
-from tf4slurm.settings import fill_in, read_settings
+from tf4slurm.jobs.worker_jobs import find_worker_jobs
+from tf4slurm.joining.join import check_joinable
 from tf4slurm.slurm.commands import cancel_job
+from tf4slurm.spec.batch_spec import BatchSpec, parse_pairs
+from tf4slurm.spec.options import key_of, unknown
+from tf4slurm.spec.settings import fill_in, read_settings
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.submit import make_output_directory, submit_environment, submit_script
 
@@ -32,7 +33,7 @@ OPTIONS = (
 _FIXED = ("array", "job-name", "nodes", "ntasks", "ntasks-per-node", "test-only", "wait", "wrap")
 
 
-def make_guest_spec(
+def make_worker_spec(
     job: KnownJob,
     directory: RunDirectory,
     workers: int,
@@ -51,11 +52,11 @@ def make_guest_spec(
         raise JobStateError(text, job=job.name, state="RUNNING")
     spec = BatchSpec(
         command=("tf4slurm",),
-        name=f"{directory.path.name}-guest",
+        name=f"{directory.path.name}-worker",
         single=True,
         array=f"0-{workers - 1}",
         gpus_per_worker=file.options.get("gpus_per_worker"),
-        **{"output": str(directory.path).replace("%", "%%") + "/guest-%A_%a.out", **options},
+        **{"output": str(directory.path).replace("%", "%%") + "/worker-%A_%a.out", **options},
     )
     first_run = Path(job.runs_directory) / job.name  # `join` finds the latest run of a requeued job by it
     return dataclasses.replace(spec, command=(*spec.tf4slurm, "join", str(first_run)))
@@ -78,15 +79,15 @@ def _fill_in(options: Mapping[str, Any], environ: Mapping[str, str], site: str |
 
 
 def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> str:
-    """Submit the job array of `make_guest_spec`; return its id."""
+    """Submit the job array of `make_worker_spec`; return its id."""
     directory = latest_run(job)
-    spec = make_guest_spec(job, directory, workers, options, environ, site)
+    spec = make_worker_spec(job, directory, workers, options, environ, site)
     text = make_script(spec)
     make_output_directory(spec)
-    directory.add_guests()  # raises an error before the submission if the directory is not writable
+    directory.add_worker_arrays()  # raises an error before the submission if the directory is not writable
     job_id = submit_script(text, submit_environment(environ, text))
     try:
-        directory.add_guests(GuestArray(job_id))
+        directory.add_worker_arrays(WorkerArray(job_id))
         _check_running(job)  # after the id is written: a launcher that ends later cancels the array
     except Tf4SlurmError:
         cancel_job(job_id)
@@ -104,12 +105,12 @@ def _check_running(job: KnownJob) -> None:
 def shrink(job: KnownJob, workers: int) -> tuple[str, ...]:
     """Cancel `workers` of the Slurm jobs that `grow` has submitted; see `api.shrink`."""
     _check_workers(workers)
-    guests = find_guests(job)
-    if workers > len(guests):
-        text = f"{job.name} has {len(guests)} workers that tf4slurm grow has added, so {workers} cannot leave."
+    entries = find_worker_jobs(job)
+    if workers > len(entries):
+        text = f"{job.name} has {len(entries)} workers that tf4slurm grow has added, so {workers} cannot leave."
         raise JobStateError(text, job=job.name, state="RUNNING")
-    guests.sort(key=lambda guest: (guest.is_pending, *map(int, re.findall(r"\d+", guest.job_id))))
-    leaving = tuple(guest.job_id for guest in guests[-workers:])
+    entries.sort(key=lambda entry: (entry.is_pending, *map(int, re.findall(r"\d+", entry.job_id))))
+    leaving = tuple(entry.job_id for entry in entries[-workers:])
     cancel_job(*leaving)
     return leaving
 

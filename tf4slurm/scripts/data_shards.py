@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tf4slurm.control.messages import MAX_POSITION_BYTES, ShardGrant, ShardRequest
+from tf4slurm.control.shard_leases import ShardLeases
 from tf4slurm.control.shard_position import ShardPosition
-from tf4slurm.control.shards import ShardLeases
 from tf4slurm.errors import DataShardsError
-from tf4slurm.script_api import sort_files
-from tf4slurm.script_channel import ScriptChannel, find_script_channel
+from tf4slurm.scripts.channel import ScriptChannel, find_script_channel
+from tf4slurm.scripts.functions import sort_files
 from tf4slurm.system.typed_json import from_exact_json
 
 _MAX_NAME_CHARACTERS = 100

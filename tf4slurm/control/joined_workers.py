@@ -1,0 +1,193 @@
+"""Changes of the workers of a running job: joined workers, and spares that replace lost workers. No side effects.
+
+A joined worker takes no part in a rendezvous, at a barrier or in the job's outcome. Its child starts when the chief's
+script can use it. In another attempt it chooses a new port, and joins again when that attempt trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tf4slurm.control.records import TaskEvent, TaskRecord
+from tf4slurm.errors import EXIT_NOT_FORMED
+from tf4slurm.spec.job_spec import JobSpec
+
+_LEAVE_SECONDS = 20.0  # for the closure that runs on it; Slurm kills a cancelled job 30 s after SIGTERM
+_NEVER = float("inf")
+
+
+@dataclass
+class _JoinedWorker:
+    """One present joined worker. Times are job times.
+
+    Attributes:
+        waits_until: Time when the joined worker is dismissed if the chief does not use it.
+        leaves_by: Time when a joined worker that leaves is dismissed, although the chief still uses it.
+        has_served: Whether the child's server has answered in this attempt.
+        is_used: Whether the chief uses the worker.
+        dismissal: The reason why the joined worker must end; empty if it need not.
+        exit_code: The exit code of a joined worker that must end.
+    """
+
+    record: TaskRecord
+    waits_until: float
+    leaves_by: float = _NEVER
+    has_served: bool = False
+    is_used: bool = False
+    dismissal: str = ""
+    exit_code: int = 0
+
+    @property
+    def may_be_used(self) -> bool:
+        return not (self.record.is_done or self.dismissal or self.leaves_by < _NEVER)
+
+
+@dataclass
+class WorkerChanges:
+    """What a call has changed.
+
+    Attributes:
+        events: Events of joined workers.
+        ranks: The tasks whose desired state has changed.
+        usable: The joined workers that the chief can use.
+    """
+
+    events: list[TaskEvent] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    usable: list[TaskRecord] = field(default_factory=list)
+
+
+class JoinedWorkers:
+    """The present joined workers of a job, and the workers that the chief should use."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._joined_workers: dict[int, _JoinedWorker] = {}
+        self._workers: tuple[tuple[int, str], ...] = ()
+        self._has_replacement = False
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the workers may differ from those of the rendezvous."""
+        return self._has_replacement or bool(self._joined_workers or self._workers)
+
+    @property
+    def workers(self) -> tuple[tuple[int, str], ...]:
+        """The index and address of each worker that the chief should use; empty before the first change."""
+        return self._workers
+
+    def dismissal_of(self, rank: int) -> tuple[str, int]:
+        """Return the reason why the joined worker of this rank must end, and its exit code; "" and 0 if it need not."""
+        worker = self._joined_workers.get(rank)
+        return (worker.dismissal, worker.exit_code) if worker is not None else ("", 0)
+
+    def add(self, record: TaskRecord, now: float) -> None:
+        self._joined_workers[record.rank] = _JoinedWorker(record, now + self._spec.start_timeout_seconds)
+
+    def remove(self, rank: int) -> None:
+        """Forget a joined worker that is gone. The chief's workers change with the next `update`."""
+        self._joined_workers.pop(rank, None)
+
+    def leave(self, record: TaskRecord, why: str, now: float) -> WorkerChanges:
+        """Release a joined worker that has received a stop signal: the chief gives it no more work. Idempotent."""
+        changes, worker = WorkerChanges(), self._joined_workers[record.rank]
+        if worker.may_be_used:
+            worker.leaves_by = now + _LEAVE_SECONDS
+            changes.events.append(TaskEvent("leaving", record, f"leaves the job: {why}"))
+            if not worker.is_used:
+                _dismiss(worker, "it leaves", 0, changes)
+        return changes
+
+    def dismiss(self, record: TaskRecord, why: str, exit_code: int = 0) -> WorkerChanges:
+        """Let a joined worker end now, with this exit code. Idempotent."""
+        changes = WorkerChanges()
+        _dismiss(self._joined_workers[record.rank], why, exit_code, changes)
+        return changes
+
+    def note_replacement(self) -> None:
+        """Give the chief the workers, one of which has moved to a spare."""
+        self._has_replacement = True
+
+    def begin_attempt(self) -> WorkerChanges:
+        """Keep the joined workers for the next attempt, but those that leave."""
+        changes = WorkerChanges()
+        for worker in self._joined_workers.values():
+            worker.has_served = worker.is_used = False
+            if worker.leaves_by < _NEVER:
+                _dismiss(worker, "it leaves", 0, changes)
+        self._workers, self._has_replacement = (), False
+        return changes
+
+    def begin_training(self, now: float) -> None:
+        for worker in self._joined_workers.values():
+            worker.waits_until = now + self._spec.start_timeout_seconds
+
+    def update(self, members: Sequence[TaskRecord], chief: TaskRecord, now: float) -> WorkerChanges:
+        """Dismiss the joined workers that must end, and find those that the chief can use.
+
+        Level-triggered: call this during training after each change of the chief or a joined worker, and regularly.
+        """
+        changes, script = WorkerChanges(), chief.observed.script
+        used, errors = script.workers or (), dict(script.unusable_workers)
+        for worker in self._joined_workers.values():
+            record = worker.record
+            if worker.dismissal:
+                worker.is_used = False
+                continue
+            worker.has_served = worker.has_served or record.observed.has_server
+            is_used = record.task.task_index in used
+            if is_used and not worker.is_used:
+                changes.events.append(TaskEvent("joined", record, "takes part in training"))
+            worker.is_used = is_used
+            error = errors.get(record.task.task_index)
+            why, exit_code = self._find_dismissal(worker, chief, error, now)
+            if why:
+                _dismiss(worker, why, exit_code, changes)
+            elif worker.leaves_by == _NEVER and script.workers is not None:
+                changes.usable.append(record)
+        self._update_workers(members, chief, changes)
+        return changes
+
+    def _find_dismissal(
+        self, worker: _JoinedWorker, chief: TaskRecord, error: str | None, now: float
+    ) -> tuple[str, int]:
+        """Return the reason why a joined worker must end, and its exit code; "" and 0 if it need not."""
+        record, script = worker.record, chief.observed.script
+        if script.workers_error:
+            return script.workers_error, EXIT_NOT_FORMED
+        if chief.is_done:
+            return "training is over", 0
+        if record.is_done:
+            return "its script has ended", 0
+        if error is not None:
+            return f"the first closure on it failed: {error}", EXIT_NOT_FORMED
+        if worker.leaves_by < _NEVER:
+            return ("it leaves", 0) if not worker.is_used or now >= worker.leaves_by else ("", 0)
+        if worker.is_used:
+            worker.waits_until = now + self._spec.start_timeout_seconds
+        elif now >= worker.waits_until:
+            what = f"the chief did not connect to {record.address}"
+            if script.workers is None:
+                what = "the script of the chief made no strategy with tf4slurm.tensorflow"
+            return f"{what} within {self._spec.start_timeout_seconds:g} s", EXIT_NOT_FORMED
+        return "", 0
+
+    def _update_workers(self, members: Sequence[TaskRecord], chief: TaskRecord, changes: WorkerChanges) -> None:
+        served = [each.record for each in self._joined_workers.values() if each.has_served and each.may_be_used]
+        if not (served or self._workers or self._has_replacement):
+            return
+        own = [record for record in members if record.task.task_type == "worker"]
+        workers = tuple(sorted((record.task.task_index, str(record.address)) for record in [*own, *served]))
+        if workers != self._workers:
+            self._workers = workers
+            changes.ranks.add(chief.rank)
+
+
+def _dismiss(worker: _JoinedWorker, why: str, exit_code: int, changes: WorkerChanges) -> None:
+    if worker.dismissal:
+        return
+    worker.dismissal, worker.exit_code = why, exit_code
+    changes.ranks.add(worker.record.rank)
+    if worker.leaves_by == _NEVER:
+        changes.events.append(TaskEvent("dismissed", worker.record, f"must leave: {why}"))

@@ -1,0 +1,44 @@
+"""The Slurm jobs that `tf4slurm grow` has submitted to add workers to a job."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from tf4slurm.errors import Tf4SlurmError
+from tf4slurm.jobs.registry import KnownJob
+from tf4slurm.jobs.schema import WorkerArray
+from tf4slurm.slurm.commands import cancel_job, query_queue
+from tf4slurm.slurm.parsing import QueueEntry
+
+logger = logging.getLogger(__name__)
+
+_QUEUE_POLL_SECONDS = 1.0
+_END_SECONDS = 5.0  # for the Slurm jobs of workers whose agents have ended
+
+
+def find_worker_jobs(job: KnownJob) -> list[QueueEntry]:
+    """Return the jobs of Slurm that `tf4slurm grow` has submitted during all runs of a job, until they end."""
+    job_ids = [array.job_id for run in job.run_directories for array in run.read_lines(WorkerArray) if array.job_id]
+    if not job_ids:
+        return []
+    entries = query_queue(job_ids, expands_arrays=True)
+    return [entry for entry in entries if not (entry.has_ended or entry.state == "COMPLETING")]
+
+
+def end_worker_jobs(job: KnownJob) -> None:
+    """Cancel the Slurm jobs that would add workers to an ended job; log a warning if that fails.
+
+    Running ones end by themselves. One that does not may be on a lost host, so Slurm would requeue it.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    try:
+        while entries := find_worker_jobs(job):
+            is_late = time.monotonic() >= deadline
+            if cancelled := [entry.job_id for entry in entries if entry.is_pending or is_late]:
+                cancel_job(*cancelled)
+            if is_late:
+                break
+            time.sleep(_QUEUE_POLL_SECONDS)
+    except Tf4SlurmError as error:
+        logger.warning("jobs that would add workers to this one are not cancelled: %s", error)

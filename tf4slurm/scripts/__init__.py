@@ -1,0 +1,1 @@
+"""What a running script may call, and its connection to its agent."""

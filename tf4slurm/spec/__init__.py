@@ -1,0 +1,1 @@
+"""Every option of a job, declared once, and settings files."""

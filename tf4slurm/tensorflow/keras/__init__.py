@@ -1,0 +1,1 @@
+"""Keras 3: `fit`, `evaluate` and `predict` on parameter servers."""

@@ -1,0 +1,1 @@
+"""Sessions of TensorFlow 1: hooks and queues for completion signals."""
