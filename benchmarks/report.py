@@ -62,7 +62,7 @@ def _write_metrics(run: RunDirectory, chance: random.Random) -> None:
     lines = []
     for at in range(150, int(_SECONDS), int(_SAMPLE_SECONDS)):
         metrics = {"loss": math.exp(-(at - 140) / 900) + 0.02 * chance.random()}
-        lines.append(json.dumps({"step": (at - 140) * 41, "time": 1e9 + at, "reports": 1, "metrics": metrics}))
+        lines.append(json.dumps({"step": (at - 140) * 41, "time": 1e9 + at, "calls": 1, "metrics": metrics}))
     (run.path / "metrics" / "chief-0.1.jsonl").write_text("\n".join(lines) + "\n")
 
 

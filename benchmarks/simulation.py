@@ -25,7 +25,7 @@ from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher
-from tf4slurm.launch.result import Reporter
+from tf4slurm.launch.result import TerminalOutput
 from tf4slurm.launch.spawners import SpawnerListener
 from tf4slurm.system.proc import NO_OTHERS
 
@@ -161,7 +161,7 @@ async def _launch(pipe: Connection, num_tasks: int, directory: Path, counts: Cou
     limits = limits_of(num_tasks)
     plan = dataclasses.replace(limits, command=("true",), workers=num_tasks - 2, name="large", runs_directory=directory)
     run_directory = RunDirectory.create(directory, "large")
-    launcher = Launcher(plan, _NoSpawner(pipe), run_directory, Reporter())
+    launcher = Launcher(plan, _NoSpawner(pipe), run_directory, TerminalOutput())
     await asyncio.gather(launcher.run(), _send_loads(pipe, counts))
 
 

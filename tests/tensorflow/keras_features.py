@@ -278,13 +278,13 @@ def embedding(strategy: Any, coordinator: Any) -> None:
     exported = tf.saved_model.load("exported")
     print("exported:", np.allclose(exported.serve(tf.constant(ids)), rows, atol=1e-6))
     again = keras.layers.Input((), dtype="int64")
-    one = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(10, 4, shards=1, name="table")(again)))
+    one = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(10, 4, slices=1, name="table")(again)))
     one.load_weights("model.weights.h5")
     print("one shard:", np.allclose(one.predict(ids, verbose=0), rows, atol=1e-6), len(one.layers[1].weights))
     wrong = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(11, 4, name="table")(again)))
     for name, use in (
         ("shape", lambda: wrong.load_weights("model.weights.h5")),
-        ("shards", lambda: ShardedEmbedding(2, 4, shards=3)),
+        ("slices", lambda: ShardedEmbedding(2, 4, slices=3)),
     ):
         try:
             use()

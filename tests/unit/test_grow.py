@@ -27,7 +27,7 @@ from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile, Worke
 from tf4slurm.joining import join
 from tf4slurm.launch import launcher
 from tf4slurm.launch.launcher import Launcher
-from tf4slurm.launch.result import Reporter
+from tf4slurm.launch.result import TerminalOutput
 from tf4slurm.launch.spawners import SrunSpawner
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.job_spec import JobSpec
@@ -277,12 +277,12 @@ def test_failure_of_squeue_is_a_warning(job: GrowingJob, caplog: pytest.LogCaptu
 
 def make_launcher(job: GrowingJob, job_id: str | None = "4711") -> Launcher:
     spawner = SrunSpawner(SPEC, SlurmAllocation("4711", SPEC.num_tasks, None), {})
-    return Launcher(SPEC, spawner, job.run, Reporter(), job_id=job_id)
+    return Launcher(SPEC, spawner, job.run, TerminalOutput(), job_id=job_id)
 
 
 def test_launcher_ends_the_workers_of_all_runs(job: GrowingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[KnownJob] = []
-    monkeypatch.setattr(launcher, "end_joined workers", found.append)
+    monkeypatch.setattr(launcher, "end_worker_jobs", found.append)
     job.run = RunDirectory.create(job.directory, "train-4711")
     for job_id in ("4711", None):
         asyncio.run(make_launcher(job, job_id)._end_worker_jobs())
@@ -297,7 +297,7 @@ def test_launcher_waits_a_bounded_time_for_slurm(job: GrowingJob, monkeypatch: p
         may_end.wait(120)
         ended.set()
 
-    monkeypatch.setattr(launcher, "end_joined workers", end_worker_jobs)
+    monkeypatch.setattr(launcher, "end_worker_jobs", end_worker_jobs)
     asyncio.run(make_launcher(job)._end_worker_jobs())
     assert not ended.is_set()
     may_end.set()

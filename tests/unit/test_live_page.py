@@ -200,7 +200,7 @@ def test_serving_ends_when_the_launcher_is_lost(run: Path, monkeypatch: pytest.M
     monkeypatch.setattr(live_page, "_STATUS_TIMEOUT_SECONDS", 1.0)
     page = Served(run)
     assert wait_until(lambda: bool(page.ends), 60)
-    assert "The launcher has written nothing for 1.0 s" in page.ends[0]
+    assert page.ends[0].startswith("The launcher has written nothing for")
 
 
 def test_deleted_run_directory_does_not_stop_the_server(served: Served, run: Path) -> None:

@@ -18,7 +18,7 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch import launcher, requeue
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.result import Reporter
+from tf4slurm.launch.result import TerminalOutput
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
 from tf4slurm.spec.job_spec import JobSpec
@@ -104,7 +104,7 @@ def test_two_requeued_runs_without_a_new_step_end_the_requeues(monkeypatch: pyte
 
     async def requeue_job(directory: RunDirectory, file: ResultFile) -> ResultFile:
         request = Requeue("7", 9)
-        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, Reporter(), request)
+        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, TerminalOutput(), request)
         return await started._requeue_job(file, request)
 
     try:
@@ -174,7 +174,7 @@ def test_slow_controller_is_waited_for_without_a_warning(
 
     async def requeue_job() -> ResultFile:
         slow = SlowRequeue("7", 1)
-        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, Reporter(), slow)
+        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, TerminalOutput(), slow)
         for name, value in (("launcher", started), ("loop", asyncio.get_running_loop())):
             object.__setattr__(slow, name, value)
         return await started._requeue_job(STOPPED, slow)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tf4slurm.cluster import Task
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import SchemaVersionError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import (
@@ -55,7 +55,7 @@ def test_missing_mistyped_and_unknown_keys_are_tolerated() -> None:
     tasks = (TaskStatus(), TaskStatus("ps/0", metrics={"loss": None, "accuracy": 1}))
     assert from_json(StatusFile, content) == StatusFile(tasks=tasks)
     assert from_json(Sample, {"step": [1, "x", None], "metrics": 3}) == Sample(step=(1, None, None))
-    assert from_json(ScriptReport, {"step": "x", "metrics": {"a": 1.5, "b": []}}) == ScriptReport(
+    assert from_json(StepMetrics, {"step": "x", "metrics": {"a": 1.5, "b": []}}) == StepMetrics(
         metrics={"a": 1.5, "b": None}
     )
     assert from_json(JobFile, {"options": 3, "command": "true", "process": []}) == JobFile()
@@ -78,13 +78,13 @@ def test_number_that_json_lacks_is_null(tmp_path: Path, value: float) -> None:
     run = RunDirectory.open(tmp_path)
     run.write(StatusFile(tasks=(TaskStatus(metrics={"loss": value, "accuracy": 0.5}),)))
     run.append_sample(Sample(cpu_seconds=(value,)))
-    run.write_reports(Task("ps", 0), 1, [ScriptReport(0, metrics={"loss": value})], is_appended=True)
+    run.write_metrics(Task("ps", 0), 1, [StepMetrics(0, metrics={"loss": value})], is_appended=True)
     assert "NaN" not in (tmp_path / "status.json").read_text()
     status = run.read(StatusFile)
     assert status is not None
     assert status.tasks[0].metrics == {"loss": None, "accuracy": 0.5}
     assert run.read_lines(Sample) == [Sample(cpu_seconds=(None,))]
-    assert run.read_reports() == {("ps/0", 1): [ScriptReport(0, metrics={"loss": None})]}
+    assert run.read_metrics() == {("ps/0", 1): [StepMetrics(0, metrics={"loss": None})]}
     assert json.loads(to_json([value, {"a": (value, 1)}])) == [None, {"a": [None, 1]}]
 
 

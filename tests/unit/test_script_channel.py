@@ -22,7 +22,7 @@ import pytest
 from tests.processes import wait_until
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.control.messages import BarrierArrival, DesiredState, ScriptState, ShardRequest, encode
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import DataShardsError, RendezvousConnectionError
 from tf4slurm.scripts import channel as script_channel
 from tf4slurm.scripts import functions
@@ -35,8 +35,8 @@ class Agent:
     """The agent's end of a channel, in an event loop that runs in a separate thread."""
 
     def __init__(self) -> None:
-        self.reports: list[ScriptState] = []
-        self.points: list[ScriptReport] = []
+        self.states: list[ScriptState] = []
+        self.points: list[StepMetrics] = []
         self._is_open = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
@@ -44,7 +44,7 @@ class Agent:
         self.name = self._server.name
 
     async def _serve(self) -> None:
-        self._server = ScriptChannelServer(self.reports.append, self.points.append)
+        self._server = ScriptChannelServer(self.states.append, self.points.append)
         await self._server.open()
         self._loop, self._is_over = asyncio.get_running_loop(), asyncio.Event()
         self._is_open.set()
@@ -56,7 +56,7 @@ class Agent:
 
     def wait_for(self, condition: Callable[[ScriptState], bool]) -> None:
         """Wait until the last report fulfils the condition."""
-        assert wait_until(lambda: bool(self.reports) and condition(self.reports[-1]), 60), self.reports[-1:]
+        assert wait_until(lambda: bool(self.states) and condition(self.states[-1]), 60), self.states[-1:]
 
     def exit(self) -> None:
         self._loop.call_soon_threadsafe(self._server.close)
@@ -92,8 +92,8 @@ def test_last_of_many_reports_is_received(agent: Agent) -> None:
     for step in range(1000):
         script.report(step, {"loss": 0.5})
     agent.wait_for(lambda report: report.step == 999)
-    assert len(agent.reports) < 100
-    assert (sum(report.reports for report in agent.points), agent.points[-1].step) == (1000, 999)
+    assert len(agent.states) < 100
+    assert (sum(entry.calls for entry in agent.points), agent.points[-1].step) == (1000, 999)
     script.completion_signal.send()
     agent.wait_for(lambda report: report == ScriptState(step=999, metrics=(("loss", 0.5),), completion="done"))
 
@@ -104,7 +104,7 @@ def test_workers_of_the_process_with_the_strategy_remain_when_another_process_re
     agent.wait_for(lambda state: state.workers == (0, 1))
     other.report(7, {})
     agent.wait_for(lambda state: (state.step, state.workers) == (7, (0, 1)))
-    assert agent.reports[-1].unusable_workers == ((2, "no data"),)
+    assert agent.states[-1].unusable_workers == ((2, "no data"),)
     leader.send(workers=(0,))
     agent.wait_for(lambda state: state.workers == (0,))
 
@@ -192,7 +192,7 @@ if os.fork() == 0:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "forked\n"
-        assert wait_until(lambda: any(state.stop_signal == "SIGTERM" for state in own_agent.reports), 60)
+        assert wait_until(lambda: any(state.stop_signal == "SIGTERM" for state in own_agent.states), 60)
         parent.wait(60)
         own_agent.wait_for(lambda state: state.stop_signal is None)
 
@@ -284,7 +284,7 @@ def test_largest_possible_report_is_received(agent: Agent) -> None:
     for step in range(5000):
         script.report(step, metrics)
     agent.wait_for(lambda report: report.step == 4999)
-    assert sum(point.reports for point in agent.points) == 5000
+    assert sum(point.calls for point in agent.points) == 5000
     assert max(len(point.low) for point in agent.points) == 100
 
 
@@ -302,7 +302,7 @@ def test_metrics_beyond_the_limit_are_left_out_with_one_warning(own_agent: Agent
         for step in range(2):
             report(step=step, **metrics)
     own_agent.wait_for(lambda report: report.step == 1)
-    assert own_agent.reports[-1].metrics == tuple((f"metric {number}", float(number)) for number in range(100))
+    assert own_agent.states[-1].metrics == tuple((f"metric {number}", float(number)) for number in range(100))
     assert [str(each.message) for each in caught if each.category is RuntimeWarning] == [
         "report() got 2701 metrics: the job keeps 100, with names of at most 100 characters. Report fewer."
     ]
@@ -373,7 +373,7 @@ def test_invalid_message_ends_only_its_connection(agent: Agent, message: bytes) 
         except (BrokenPipeError, ConnectionResetError):
             pass  # the connection was closed before everything was read
     ScriptChannel(agent.name).send(step=1)
-    assert wait_until(lambda: agent.reports == [ScriptState(), ScriptState(step=1)], 60)
+    assert wait_until(lambda: agent.states == [ScriptState(), ScriptState(step=1)], 60)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="becoming another user needs root, on Linux")
@@ -391,7 +391,7 @@ def test_other_users_process_can_neither_send_nor_receive(agent: Agent) -> None:
         [sys.executable, "-c", code, agent.name], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "b''\n"
-    assert agent.reports == []
+    assert agent.states == []
 
 
 # The completion signal

@@ -269,8 +269,8 @@ def test_group_writable_project_is_used_with_the_users_own_settings_once_it_is_t
 
 @as_root
 def test_user_config_and_site_profile_of_another_user_end_the_command(tmp_path: Path) -> None:
-    (tmp_path / "tf4slurm/spec/sites").mkdir(parents=True)
-    for name in ("tf4slurm/config.toml", "tf4slurm/spec/sites/mine.toml"):
+    (tmp_path / "tf4slurm/sites").mkdir(parents=True)
+    for name in ("tf4slurm/config.toml", "tf4slurm/sites/mine.toml"):
         (tmp_path / name).write_text(PLANTED)
         assert "PLANTED" in script(tmp_path, "--site", "mine", XDG_CONFIG_HOME=str(tmp_path)).stdout or "config" in name
         os.chown(tmp_path / name, NOBODY, NOBODY)

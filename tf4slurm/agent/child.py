@@ -18,13 +18,13 @@ from pathlib import Path
 from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.agent.container import container_command
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
-from tf4slurm.agent.metric_log import ReportLog
+from tf4slurm.agent.metric_log import MetricLog
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster, Task, fill_in
 from tf4slurm.control.messages import ScriptState, Usage
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
@@ -70,7 +70,7 @@ class TaskProcess(abc.ABC):
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self.channel = ScriptChannelServer(self._on_script_state, self._on_report)
+        self.channel = ScriptChannelServer(self._on_script_state, self._on_metrics)
         self._rendezvous = rendezvous
         self._client = rendezvous.client
 
@@ -108,8 +108,8 @@ class TaskProcess(abc.ABC):
     def _on_script_state(self, state: ScriptState) -> None:
         self._client.update_script(state)
 
-    def _on_report(self, report: ScriptReport) -> None:  # noqa: B027
-        """Record a report of the script. A sidecar records none, because its job has no report."""
+    def _on_metrics(self, entry: StepMetrics) -> None:  # noqa: B027
+        """Record metrics of the script. A sidecar records none, because its job has no report."""
 
 
 class OwnedChild(TaskProcess):
@@ -131,7 +131,7 @@ class OwnedChild(TaskProcess):
         self._spec = rendezvous.spec
         self._child: Child | None = None
         self._gpu_usage = GpuUsage()
-        self._reports: ReportLog | None = None  # of this attempt
+        self._metric_log: MetricLog | None = None  # of this attempt
         self._running: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None  # of the child that has exited
         self._slurmstepd_watch: asyncio.Task[None] | None = None
@@ -192,10 +192,10 @@ class OwnedChild(TaskProcess):
             self._child = None
             self._report(killed_by="stop")
         await self._wait_for_tail()
-        reports, self._reports = self._reports, None
-        if reports is not None:
+        metric_log, self._metric_log = self._metric_log, None
+        if metric_log is not None:
             await self.channel.drain(_DRAIN_SECONDS)
-            await reports.close()
+            await metric_log.close()
 
     async def kill_descendants(self) -> None:
         """Kill the processes that the child has left behind, and wait at most 2 s until they are gone."""
@@ -227,8 +227,8 @@ class OwnedChild(TaskProcess):
         _, task, _, address = cluster.member(self._rendezvous.rank)
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         self._ignores_stop_signals, self._sees_gpus = not role.is_waited_for, role.sees_gpus
-        if self._reports is None:
-            self._reports = ReportLog(self._run_directory, task, attempt, len(cluster.members))
+        if self._metric_log is None:
+            self._metric_log = MetricLog(self._run_directory, task, attempt, len(cluster.members))
         try:
             if start_count > 1:  # a process that the previous child has left may hold the port or a GPU
                 await self.kill_descendants()
@@ -362,9 +362,9 @@ class OwnedChild(TaskProcess):
             [role.is_spare for role in roles],
         )
 
-    def _on_report(self, report: ScriptReport) -> None:
-        if self._reports is not None:
-            self._reports.add(report)
+    def _on_metrics(self, entry: StepMetrics) -> None:
+        if self._metric_log is not None:
+            self._metric_log.add(entry)
 
     def _on_usage(self, usage: Usage) -> None:
         percent, memory = self._gpu_usage

@@ -1,4 +1,4 @@
-"""Write the reports of a task's script to a file of the run directory."""
+"""Write the metrics of a task's script to a file of the run directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tf4slurm.cluster import Task
-from tf4slurm.control.script_metrics import ReportSeries, ScriptReport
+from tf4slurm.control.script_metrics import BoundedMetrics, StepMetrics
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
 
@@ -20,26 +20,26 @@ _SEAL_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 
 
-class ReportLog:
-    """The reports of one task in one attempt. A thread appends them to a file every few seconds, until `close`.
+class MetricLog:
+    """The metrics of one task in one attempt. A thread appends them to a file every few seconds, until `close`.
 
-    After a merging (see `ReportSeries`) the thread replaces the file. While the file system stalls, reports are kept in
-    memory.
+    After a merging (see `BoundedMetrics`) the thread replaces the file. While the file system stalls, entries are
+    kept in memory.
     """
 
     def __init__(self, run_directory: RunDirectory, task: Task, attempt: int, num_tasks: int) -> None:
         self._run_directory = run_directory
         self._file = (task, attempt)
-        self._series = ReportSeries(max(_MIN_VALUES, _MAX_VALUES // num_tasks))
+        self._series = BoundedMetrics(max(_MIN_VALUES, _MAX_VALUES // num_tasks))
         self._pause_seconds = max(_WRITE_SECONDS, num_tasks / _TASKS_PER_SECOND)
-        self._thread = ThreadPoolExecutor(1, "report-log")
+        self._thread = ThreadPoolExecutor(1, "metric-log")
         self._writing: Future[None] | None = None
         self._written = (0, 0)  # number of lines in the file, and of mergings before it was written
         self._is_failing = False
         self._running = asyncio.create_task(self._run())
 
-    def add(self, report: ScriptReport) -> None:
-        self._series.add(report)
+    def add(self, entry: StepMetrics) -> None:
+        self._series.add(entry)
 
     async def close(self) -> None:
         self._running.cancel()
@@ -50,7 +50,7 @@ class ReportLog:
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        """Write repeatedly until cancelled; seal an incomplete group of reports after at most 10 s."""
+        """Write repeatedly until cancelled; seal an incomplete group of entries after at most 10 s."""
         seconds = 0.0
         while True:
             await asyncio.sleep(self._pause_seconds)
@@ -74,12 +74,12 @@ class ReportLog:
         except RuntimeError as error:  # no thread can be started
             logger.warning("reported metrics are not recorded for now: %s", error)
 
-    def _write(self, lines: list[ScriptReport], num_mergings: int) -> None:
+    def _write(self, lines: list[StepMetrics], num_mergings: int) -> None:
         num_written, mergings_written = self._written
         is_appended = num_mergings == mergings_written and not self._is_failing
         new_lines = lines[num_written:] if is_appended else lines
         try:
-            self._run_directory.write_reports(*self._file, new_lines, is_appended=is_appended)
+            self._run_directory.write_metrics(*self._file, new_lines, is_appended=is_appended)
             self._written, self._is_failing = (len(lines), num_mergings), False
         except RunDirectoryError as error:
             if not self._is_failing:

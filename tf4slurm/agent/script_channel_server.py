@@ -1,6 +1,6 @@
 """The agent's end of the script channel: a Unix socket between an agent and its script.
 
-Each message is a line of JSON: a `ScriptState` or `ScriptReport` from the script, or a `DesiredState` from the agent.
+Each message is a line of JSON: a `ScriptState` or `StepMetrics` from the script, or a `DesiredState` from the agent.
 Only processes of the same user and of root may connect.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tf4slurm.agent.script_processes import ScriptProcesses
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardGrant, decode, encode
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import MessageError
 from tf4slurm.scripts.channel import to_socket_address
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
 _MAX_LINE_BYTES = 2 * MAX_SCRIPT_BYTES
-_REPORT = f'["{ScriptReport.__name__}"'.encode()
+_METRICS = f'["{StepMetrics.__name__}"'.encode()
 
 
 class ScriptChannelServer:
@@ -38,12 +38,12 @@ class ScriptChannelServer:
     """
 
     def __init__(
-        self, on_state: Callable[[ScriptState], None], on_report: Callable[[ScriptReport], None] = lambda _: None
+        self, on_state: Callable[[ScriptState], None], on_metrics: Callable[[StepMetrics], None] = lambda _: None
     ) -> None:
         self.name = ""
         self.was_used = False
         self._on_state = on_state
-        self._on_report = on_report
+        self._on_metrics = on_metrics
         self._desired = DesiredState()
         self._writers: dict[asyncio.StreamWriter, tuple[ShardGrant, ...]] = {}  # and the refusals of their requests
         self._reading: set[asyncio.Task[None]] = set()
@@ -100,8 +100,8 @@ class ScriptChannelServer:
             self._writers[writer] = ()
             self._write(writer)
             while (line := await reader.readline()) and writer in self._writers:
-                if line.startswith(_REPORT):
-                    self._on_report(decode(line, ScriptReport))
+                if line.startswith(_METRICS):
+                    self._on_metrics(decode(line, StepMetrics))
                     continue
                 self._on_state(self._update(writer, decode(line, ScriptState)))
         except asyncio.CancelledError:

@@ -103,7 +103,7 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     The tasks run on this host. In a Slurm allocation they run on its hosts, and their number is that of the allocation.
     The test takes some seconds more than TensorFlow needs to start.
     """
-    from tf4slurm.cli.terminal_output import PlainReporter
+    from tf4slurm.cli.terminal_output import PlainOutput
     from tf4slurm.doctor.smoke_test import describe_success, smoke_test_spec
     from tf4slurm.launch.start import find_allocation, run_job
     from tf4slurm.system.output import LineWriter
@@ -113,7 +113,7 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     if is_plain and not plain:
         click.echo("tf4slurm | TensorFlow is not installed in this Python: the test runs without it", err=True)
     spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout)
-    result = run_job(spec, environ, allocation, lambda num: PlainReporter(num, None, LineWriter(sys.stderr)))
+    result = run_job(spec, environ, allocation, lambda num: PlainOutput(num, None, LineWriter(sys.stderr)))
     if result.file.exit_code == 0:
         click.echo(describe_success(result))
     else:

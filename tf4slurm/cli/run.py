@@ -39,7 +39,7 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
     In COMMAND {ps_hosts}, {worker_hosts}, {chief_hosts} ("host:port,host:port"), {task_type} or {job_name}, and
     {task_index} are filled in for each task.
     """
-    from tf4slurm.cli.terminal_output import make_reporter
+    from tf4slurm.cli.terminal_output import make_terminal_output
     from tf4slurm.launch.start import find_allocation, run_job
 
     allocation = find_allocation(environ, local=local)
@@ -48,7 +48,9 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
             raise click.UsageError(f"--{key_of(option)} is for jobs of Slurm, and this is not one.")
     spec = JobSpec(**read_options(JobSpec, environ, options))
     answer = environ.pop(ANSWER_VARIABLE, None)  # not for the tasks
-    result = run_job(spec, environ, allocation, make_reporter, isolated=isolated, arguments=sys.argv, answer=answer)
+    result = run_job(
+        spec, environ, allocation, make_terminal_output, isolated=isolated, arguments=sys.argv, answer=answer
+    )
     sys.exit(result.file.exit_code)
 
 
@@ -74,7 +76,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     if is_under_launcher(environ):
         sys.exit(run_agent(options["command"], environ))
 
-    from tf4slurm.cli.terminal_output import PlainReporter
+    from tf4slurm.cli.terminal_output import PlainOutput
     from tf4slurm.launch.plain_srun import run_task
     from tf4slurm.slurm.environ import SlurmStep
     from tf4slurm.system.output import LineWriter
@@ -82,8 +84,8 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
     step = SlurmStep.from_environ(environ)
     spec = JobSpec(**given(options)).for_tasks(step.num_tasks)
     writer = LineWriter(sys.stdout)
-    reporter = PlainReporter(spec.num_tasks, writer, writer)
+    terminal = PlainOutput(spec.num_tasks, writer, writer)
     try:
-        sys.exit(run_task(spec, step, environ, writer, reporter))
+        sys.exit(run_task(spec, step, environ, writer, terminal))
     finally:
-        reporter.close()
+        terminal.close()

@@ -12,13 +12,13 @@ from tf4slurm.errors import COMPLETED, FAILED, describe_end
 from tf4slurm.jobs.formatting import format_count, format_table
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, ResultFile, TaskStatus
-from tf4slurm.launch.result import Reporter, Result
+from tf4slurm.launch.result import Result, TerminalOutput
 from tf4slurm.system.output import LineWriter
 
 _DRAW_SECONDS = 0.1
 
 
-class PlainReporter(Reporter):
+class PlainOutput(TerminalOutput):
     """Prints plain lines: the tasks' output to `output`; events, but no routine ones, and the summary to `notes`."""
 
     def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
@@ -52,7 +52,7 @@ class PlainReporter(Reporter):
         self._notes.write(f"tf4slurm | {text}")
 
 
-class LiveReporter(PlainReporter):
+class LiveOutput(PlainOutput):
     """Prints the same lines above a live line with the phase of the job.
 
     A thread of rich draws it, so that a paused terminal (Ctrl-S) does not block the launcher.
@@ -121,11 +121,11 @@ class _ConsoleStream:
         pass
 
 
-def make_reporter(num_tasks: int) -> PlainReporter:
-    """Return a live reporter if standard error is a terminal, else a plain one."""
+def make_terminal_output(num_tasks: int) -> PlainOutput:
+    """Return live output if standard error is a terminal, else plain output."""
     if sys.stderr.isatty():
-        return LiveReporter(num_tasks)
-    return PlainReporter(num_tasks, LineWriter(sys.stdout), LineWriter(sys.stderr))
+        return LiveOutput(num_tasks)
+    return PlainOutput(num_tasks, LineWriter(sys.stdout), LineWriter(sys.stderr))
 
 
 def summary(result: Result) -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.errors import MessageError
 from tf4slurm.spec.job_spec import StopSignal
@@ -258,7 +258,7 @@ class DesiredState:
     workers: tuple[tuple[int, str], ...] = ()
 
 
-Message = Registration | ObservedState | ScriptState | ScriptReport | DesiredState
+Message = Registration | ObservedState | ScriptState | StepMetrics | DesiredState
 _M = TypeVar("_M", bound=Message)
 
 

@@ -1,4 +1,4 @@
-"""Reports of a script (`tf4slurm.report()`): the message to its agent, and the merging of many reports."""
+"""The metrics of a script (`tf4slurm.report()`): the message to its agent, and the merging of many messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class ScriptReport:
+class StepMetrics:
     """One line of metrics/<role>-<index>.<attempt>.jsonl: a call of `tf4slurm.report()`, or several consecutive calls.
 
     The file has one line per call until it has 20,000 numbers, divided by the number of tasks, but at least 100. Then
@@ -19,7 +19,7 @@ class ScriptReport:
     Attributes:
         step: Training step of the last call with a step.
         time: Time of the last call, in seconds since 1970.
-        reports: Number of calls that this line stands for.
+        calls: Number of calls that this line stands for.
         metrics: Last value of each metric; null for NaN and infinity.
         low: Lowest value of each metric; null if a value was NaN or infinite. Missing for a single call.
         high: Highest value of each metric; null if a value was NaN or infinite. Missing for a single call.
@@ -27,34 +27,34 @@ class ScriptReport:
 
     step: int | None = None
     time: float | None = None
-    reports: int = 1
+    calls: int = 1
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     low: Mapping[str, float | None] = field(default_factory=dict)
     high: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def merge_reports(reports: Sequence[ScriptReport]) -> ScriptReport:
-    """Return one report that stands for these consecutive reports."""
-    if len(reports) == 1:
-        return reports[0]
+def merge_metrics(entries: Sequence[StepMetrics]) -> StepMetrics:
+    """Return one entry that stands for these consecutive entries."""
+    if len(entries) == 1:
+        return entries[0]
     metrics: dict[str, float | None] = {}
-    for report in reports:
-        metrics.update(report.metrics)
-    return ScriptReport(
-        step=next((report.step for report in reversed(reports) if report.step is not None), None),
-        time=reports[-1].time,
-        reports=sum(report.reports for report in reports),
+    for entry in entries:
+        metrics.update(entry.metrics)
+    return StepMetrics(
+        step=next((entry.step for entry in reversed(entries) if entry.step is not None), None),
+        time=entries[-1].time,
+        calls=sum(entry.calls for entry in entries),
         metrics=metrics,
-        low=_combine(min, (report.low or report.metrics for report in reports)),
-        high=_combine(max, (report.high or report.metrics for report in reports)),
+        low=_combine(min, (entry.low or entry.metrics for entry in entries)),
+        high=_combine(max, (entry.high or entry.metrics for entry in entries)),
     )
 
 
-def merge_to_limit(reports: Sequence[ScriptReport], max_values: int) -> list[ScriptReport]:
-    """Merge consecutive reports into groups of equal size, with at most `max_values` steps and metrics together."""
-    num_values = max((1 + len(report.metrics) for report in reports), default=1)
-    size = max(1, -(-len(reports) // max(1, max_values // num_values)))
-    return [merge_reports(reports[start : start + size]) for start in range(0, len(reports), size)]
+def merge_to_limit(entries: Sequence[StepMetrics], max_values: int) -> list[StepMetrics]:
+    """Merge consecutive entries into groups of equal size, with at most `max_values` steps and metrics together."""
+    num_values = max((1 + len(entry.metrics) for entry in entries), default=1)
+    size = max(1, -(-len(entries) // max(1, max_values // num_values)))
+    return [merge_metrics(entries[start : start + size]) for start in range(0, len(entries), size)]
 
 
 def _combine(
@@ -69,40 +69,40 @@ def _combine(
     return result
 
 
-class ReportSeries:
-    """The reports of one task. Beyond `max_values` numbers, pairs of neighbouring reports are merged into one.
+class BoundedMetrics:
+    """The metrics of one task. Beyond `max_values` numbers, pairs of neighbouring entries are merged into one.
 
-    After the first merging, new reports are merged in groups of two, after the second in groups of four, and so on.
+    After the first merging, new entries are merged in groups of two, after the second in groups of four, and so on.
 
     Attributes:
-        lines: The reports in the order of time. New reports may be merged into the last one until `seal` is called.
+        lines: The entries in the order of time. New entries may be merged into the last one until `seal` is called.
         num_mergings: How often all pairs were merged; each time, all lines change.
     """
 
     def __init__(self, max_values: int) -> None:
         """`max_values` is the maximum number of steps and metrics in all lines."""
-        self.lines: list[ScriptReport] = []
+        self.lines: list[StepMetrics] = []
         self.num_mergings = 0
         self._max_values = max_values
         self._num_values = 0
         self._is_open = False
 
-    def add(self, report: ScriptReport) -> None:
-        """Add a report that follows the others."""
+    def add(self, entry: StepMetrics) -> None:
+        """Add an entry that follows the others."""
         group_size = 2**self.num_mergings
-        if self._is_open and self.lines[-1].reports + report.reports <= group_size:
-            self.lines[-1] = merge_reports([self.lines[-1], report])
+        if self._is_open and self.lines[-1].calls + entry.calls <= group_size:
+            self.lines[-1] = merge_metrics([self.lines[-1], entry])
         else:
-            self.lines.append(report)
-            self._num_values += 1 + len(report.metrics)
+            self.lines.append(entry)
+            self._num_values += 1 + len(entry.metrics)
         if self._num_values > self._max_values and len(self.lines) > 1:
-            self.lines = [merge_reports(self.lines[start : start + 2]) for start in range(0, len(self.lines), 2)]
+            self.lines = [merge_metrics(self.lines[start : start + 2]) for start in range(0, len(self.lines), 2)]
             self._num_values = sum(1 + len(line.metrics) for line in self.lines)
             self.num_mergings += 1
-        self._is_open = self.lines[-1].reports < 2**self.num_mergings
+        self._is_open = self.lines[-1].calls < 2**self.num_mergings
 
     def seal(self) -> None:
-        """Merge no more reports into the last line."""
+        """Merge no more entries into the last line."""
         self._is_open = False
 
     @property

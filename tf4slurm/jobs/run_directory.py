@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import changed_fields
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.schema import (
     FILE_NAMES,
@@ -154,13 +154,13 @@ class RunDirectory:
         """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or worker_arrays.jsonl, without damaged lines."""
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
-    def read_reports(self) -> dict[tuple[str, int], list[ScriptReport]]:
-        """Return the reports of the scripts, by task and attempt."""
+    def read_metrics(self) -> dict[tuple[str, int], list[StepMetrics]]:
+        """Return the metrics of the scripts, by task and attempt."""
         found = {}
         for path in (self.path / "metrics").glob("*-*.*.jsonl"):
             task, _, attempt = path.name.removesuffix(".jsonl").rpartition(".")
             if attempt.isdecimal():
-                found["/".join(task.rsplit("-", 1)), int(attempt)] = read_lines(path, ScriptReport)
+                found["/".join(task.rsplit("-", 1)), int(attempt)] = read_lines(path, StepMetrics)
         return dict(sorted(found.items()))
 
     def read_last_states(self) -> dict[str, LastState]:
@@ -214,10 +214,10 @@ class RunDirectory:
         """Append arrays to worker_arrays.jsonl, or only create the file; the launcher then writes control.json."""
         _append(self.path / FILE_NAMES[WorkerArray], *arrays)
 
-    def write_reports(self, task: Task, attempt: int, reports: Sequence[ScriptReport], *, is_appended: bool) -> None:
-        """Append reports to the file of this attempt, or replace the file atomically."""
+    def write_metrics(self, task: Task, attempt: int, entries: Sequence[StepMetrics], *, is_appended: bool) -> None:
+        """Append metrics to the file of this attempt, or replace the file atomically."""
         path = self.metrics(task, attempt)
-        lines = b"".join(to_json(changed_fields(report)).encode() + b"\n" for report in reports)
+        lines = b"".join(to_json(changed_fields(entry)).encode() + b"\n" for entry in entries)
         with _writing(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             if is_appended:

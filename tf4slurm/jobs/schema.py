@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm.control.messages import KilledBy
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.errors import FAILED, SchemaVersionError
 from tf4slurm.slurm.parsing import SlurmResources
@@ -328,7 +328,7 @@ FILE_NAMES: dict[type[Any], str] = {
     SlurmResources: "slurm.json",
     StatusFile: "status.json",
     Sample: "samples.jsonl",
-    ScriptReport: "metrics/<role>-<index>.<attempt>.jsonl",
+    StepMetrics: "metrics/<role>-<index>.<attempt>.jsonl",
     Event: "events.jsonl",
     ResultFile: "result.json",
     WorkerArray: "worker_arrays.jsonl",

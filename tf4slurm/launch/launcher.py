@@ -43,7 +43,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.jobs.worker_jobs import end_worker_jobs
 from tf4slurm.launch.requeue import Requeue, mark_requeued
-from tf4slurm.launch.result import Reporter, Result, load_report, make_result_file, save_result, write_report
+from tf4slurm.launch.result import Result, TerminalOutput, load_report, make_result_file, save_result, write_report
 from tf4slurm.launch.suspension import handle_suspension
 from tf4slurm.network.interfaces import host_addresses, interface_address
 from tf4slurm.placement import place_tasks
@@ -80,7 +80,7 @@ class Launcher:
         spec: JobSpec,
         spawner: Spawner | None,
         run_directory: RunDirectory,
-        reporter: Reporter,
+        terminal: TerminalOutput,
         requeue: Requeue | None = None,
         *,
         job_id: str | None = None,
@@ -94,7 +94,7 @@ class Launcher:
         self._spec = spec
         self._spawner = spawner
         self._run_directory = run_directory
-        self._reporter = reporter
+        self._terminal = terminal
         self._requeue = requeue
         self._job_id = job_id
         self._arguments = tuple(arguments)
@@ -127,7 +127,7 @@ class Launcher:
         self._start_threads()
         try:
             await self._in_time(self._write_job)
-            self._reporter.on_run_directory(self._run_directory)
+            self._terminal.on_run_directory(self._run_directory)
             if self._requeue is not None and (obstacle := await in_thread(self._requeue.find_obstacle)) is not None:
                 logger.warning("%s", obstacle)
             await self._run_tasks()
@@ -186,7 +186,7 @@ class Launcher:
             self._on_event("staging", None, text)
 
     def on_output(self, line: str) -> None:
-        self._reporter.on_output(line)
+        self._terminal.on_output(line)
 
     def on_agent_exit(self, rank: int, returncode: int) -> None:
         self._service.receiver.on_agent_exit(rank, returncode, self._clock.now())
@@ -233,7 +233,7 @@ class Launcher:
     # Files of the run directory
 
     def _on_event(self, kind: str, task: str | None, text: str, **facts: Any) -> None:
-        self._reporter.on_event(self._events.add(kind, task, text, **facts), self._state)
+        self._terminal.on_event(self._events.add(kind, task, text, **facts), self._state)
         if kind == Phase.TRAINING.value and self._state.attempt == 1:  # beside the script's import of TensorFlow
             threading.Thread(target=self._add_versions, daemon=True).start()
 
@@ -340,7 +340,7 @@ class Launcher:
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         result = Result(file, directory, report)
-        self._reporter.on_result(result)
+        self._terminal.on_result(result)
         await self._end_worker_jobs()
         return result
 

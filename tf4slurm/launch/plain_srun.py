@@ -47,7 +47,7 @@ from tf4slurm.launch.launcher import (
     wait_for_late_tasks,
     write_control,
 )
-from tf4slurm.launch.result import Reporter, Result, save_result
+from tf4slurm.launch.result import Result, TerminalOutput, save_result
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
@@ -84,7 +84,9 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 # srun tf4slurm task
 
 
-def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, reporter: Reporter) -> int:
+def run_task(
+    spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, terminal: TerminalOutput
+) -> int:
     """Run one task of the step; return the exit code of the task, or on rank 0 the exit code of the job.
 
     Raises:
@@ -104,14 +106,14 @@ def run_task(spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer:
         return 0 if agent.was_terminated else exit_code
     warn_of_resolver(spec.command)
     register_job(path.name, spec.runs_directory, environ, step.job_id)
-    launcher = Launcher(spec, None, directory, reporter, job_id=step.job_id, node=step.node_name)
+    launcher = Launcher(spec, None, directory, terminal, job_id=step.job_id, node=step.node_name)
 
     async def run_both() -> Result:
         return (await asyncio.gather(launcher.run(), agent.run()))[0]
 
     result = asyncio.run(run_both())
     if launcher.leaves_step_running:
-        reporter.close()
+        terminal.close()
         _cancel(step)
     return result.file.exit_code
 

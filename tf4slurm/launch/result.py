@@ -1,4 +1,4 @@
-"""The output of a launcher: `Result`, calls of a `Reporter`, result.json and report.html."""
+"""The output of a launcher: `Result`, calls of a `TerminalOutput`, result.json and report.html."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Result(NamedTuple):
     report: Path | None = None
 
 
-class Reporter:
+class TerminalOutput:
     """Receives the events of a job. This base class ignores all events."""
 
     def on_run_directory(self, run_directory: RunDirectory) -> None:

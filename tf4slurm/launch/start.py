@@ -18,7 +18,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.result import Reporter, Result
+from tf4slurm.launch.result import Result, TerminalOutput
 from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.network.interfaces import interface_address, isolate
 from tf4slurm.network.ports import format_ports
@@ -62,7 +62,7 @@ def run_job(
     spec: JobSpec,
     environ: Mapping[str, str],
     allocation: SlurmAllocation | None,
-    start_reporter: Callable[[int], Reporter],
+    start_terminal_output: Callable[[int], TerminalOutput],
     *,
     isolated: bool = False,
     arguments: Sequence[str] = (),
@@ -71,7 +71,7 @@ def run_job(
     """Run a job to its end, on this host or in the allocation; return its result.
 
     Args:
-        start_reporter: Called with the number of tasks, immediately before the job starts.
+        start_terminal_output: Called with the number of tasks, immediately before the job starts.
         isolated: Run local processes in a network namespace of their own.
         arguments: The command line, which `tf4slurm resume` repeats.
         answer: File to write the path of the run directory to.
@@ -101,12 +101,12 @@ def run_job(
     if allocation is not None and spec.requeue is not None:
         requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element, allocation.restart_count)
     spawner = _make_spawner(spec, environ, allocation)
-    reporter = start_reporter(spec.num_tasks)  # last: a reporter may start a thread, which forks do not copy
+    terminal = start_terminal_output(spec.num_tasks)  # last: it may start a thread, which forks do not copy
     try:
-        launcher = Launcher(spec, spawner, run_directory, reporter, requeue, job_id=job_id, arguments=arguments)
+        launcher = Launcher(spec, spawner, run_directory, terminal, requeue, job_id=job_id, arguments=arguments)
         return asyncio.run(launcher.run())
     finally:
-        reporter.close()
+        terminal.close()
 
 
 def _isolate(allocation: SlurmAllocation | None) -> None:

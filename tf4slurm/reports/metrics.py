@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from tf4slurm.control.script_metrics import ScriptReport
+from tf4slurm.control.script_metrics import StepMetrics
 
 MAX_METRICS = 24
 _MAX_NAME_LENGTH = 80
@@ -84,7 +84,7 @@ class ReportedMetrics:
     """
 
     def __init__(
-        self, reports: Mapping[tuple[str, int], Iterable[ScriptReport]], names: Sequence[str], launched: float
+        self, entries: Mapping[tuple[str, int], Iterable[StepMetrics]], names: Sequence[str], launched: float
     ) -> None:
         """Collect the reports of the tasks `names`, by rank; `launched` is in seconds since 1970."""
         self.series: dict[str, dict[str, MetricSeries]] = {}
@@ -92,14 +92,14 @@ class ReportedMetrics:
         ranks = {name: rank for rank, name in enumerate(names)}
         left_out: set[str] = set()
         steps: dict[str, list[MetricPoint]] = {}
-        for task, attempt in sorted(reports.keys(), key=lambda key: (ranks.get(key[0], -1), key[1])):
-            for report in reports[task, attempt] if task in ranks else ():
-                if report.time is None:
+        for task, attempt in sorted(entries.keys(), key=lambda key: (ranks.get(key[0], -1), key[1])):
+            for entry in entries[task, attempt] if task in ranks else ():
+                if entry.time is None:
                     continue
-                seconds = report.time - launched
-                if report.step is not None:
-                    steps.setdefault(task, []).append(MetricPoint(seconds, report.step, None, None, None, attempt))
-                for metric, point in _points(report, seconds, attempt):
+                seconds = entry.time - launched
+                if entry.step is not None:
+                    steps.setdefault(task, []).append(MetricPoint(seconds, entry.step, None, None, None, attempt))
+                for metric, point in _points(entry, seconds, attempt):
                     self._add(task, metric[:_MAX_NAME_LENGTH], point, left_out)
         self.step_rates = {task: rates for task, points in steps.items() if (rates := _step_rates(points))}
         self.num_metrics_left_out = len(left_out)
@@ -114,10 +114,10 @@ class ReportedMetrics:
             self.not_finite.setdefault((metric, task), point.seconds)
 
 
-def _points(report: ScriptReport, seconds: float, attempt: int) -> Iterable[tuple[str, MetricPoint]]:
-    for metric, value in report.metrics.items():
-        low, high = report.low.get(metric, value), report.high.get(metric, value)
-        yield metric, MetricPoint(seconds, report.step, value, low, high, attempt)
+def _points(entry: StepMetrics, seconds: float, attempt: int) -> Iterable[tuple[str, MetricPoint]]:
+    for metric, value in entry.metrics.items():
+        low, high = entry.low.get(metric, value), entry.high.get(metric, value)
+        yield metric, MetricPoint(seconds, entry.step, value, low, high, attempt)
 
 
 def _step_rates(steps: Sequence[MetricPoint]) -> list[MetricPoint]:

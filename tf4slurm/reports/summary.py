@@ -240,7 +240,7 @@ class JobSummary(JobFiles):
     def metrics(self) -> ReportedMetrics:
         """The reported metrics; empty if the start of the job is unknown."""
         launched = _find_launch(self._events)
-        return ReportedMetrics(self.run.read_reports() if launched is not None else {}, self.names, launched or 0.0)
+        return ReportedMetrics(self.run.read_metrics() if launched is not None else {}, self.names, launched or 0.0)
 
     @functools.cached_property
     def usage(self) -> JobUsage:

@@ -21,7 +21,7 @@ from types import FrameType
 
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardRequest, decode, encode
-from tf4slurm.control.script_metrics import ScriptReport, merge_reports, merge_to_limit
+from tf4slurm.control.script_metrics import StepMetrics, merge_metrics, merge_to_limit
 from tf4slurm.errors import DataShardsError, RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
@@ -109,7 +109,7 @@ class ScriptChannel:
         self._process = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_fork)
         self._sent_at = 0.0
-        self._reports: list[ScriptReport] = []
+        self._reports: list[StepMetrics] = []
         self._delayed: threading.Timer | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._is_saving = False
@@ -140,7 +140,7 @@ class ScriptChannel:
     def report(self, step: int | None, metrics: Mapping[str, float]) -> None:
         """Send a report and the state after it; reports of the same 0.2 s are sent together."""
         with self._changed:
-            self._reports.append(ScriptReport(step, round(time.time(), 3), metrics=metrics))
+            self._reports.append(StepMetrics(step, round(time.time(), 3), metrics=metrics))
             if self._delayed is not None:
                 return
             wait = self._sent_at + _SEND_SECONDS - time.monotonic()
@@ -253,11 +253,11 @@ class ScriptChannel:
                 traceback.print_exc()
 
 
-def _state_after(reports: Sequence[ScriptReport], before: ScriptState) -> dict[str, object]:
+def _state_after(reports: Sequence[StepMetrics], before: ScriptState) -> dict[str, object]:
     """Return the fields of the script's state that these reports change."""
     if not reports:
         return {}
-    latest = merge_reports(reports)
+    latest = merge_metrics(reports)
     metrics = {**dict(before.metrics), **latest.metrics}
     step = before.step if latest.step is None else latest.step
     return {"step": step, "metrics": tuple(metrics.items())[-MAX_METRICS:]}

@@ -36,7 +36,7 @@ def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
     return "tf_function_save" not in record.getMessage()
 
 
-class _SavedPosition(tf.train.experimental.PythonState):  # type: ignore[misc]
+class _PositionState(tf.train.experimental.PythonState):  # type: ignore[misc]
     """The position of data shards in a checkpoint."""
 
     def __init__(self, shards: DataShards) -> None:
@@ -110,10 +110,10 @@ class Checkpoints:
         self._directory = Path(directory)
         self._every_steps = every_steps
         self._every_seconds = None if every_minutes is None else 60 * every_minutes
-        self._positions: list[_SavedPosition] = []
+        self._positions: list[_PositionState] = []
         for name, trackable in trackables.items():
             if isinstance(trackable, DataShards):
-                trackables[name] = _SavedPosition(trackable)
+                trackables[name] = _PositionState(trackable)
                 self._positions.append(trackables[name])
         self._checkpoint = tf.train.Checkpoint(step=step, **trackables)
         tf.get_logger().addFilter(_is_no_retracing_of_a_save)

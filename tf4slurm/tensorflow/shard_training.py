@@ -114,7 +114,7 @@ def run_shards(
     wait_for_closures(coordinator, timeout_seconds)
     with translate_errors():
         closure = _make_closure(coordinator, step_fn, read, step.ref())
-        return _Run(closure, shards, checkpoints, timeout_seconds).run()
+        return _ShardRun(closure, shards, checkpoints, timeout_seconds).run()
 
 
 def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]:
@@ -198,7 +198,7 @@ class _ShardClosure:
         return tf.pad(numbers, [[0, _MAX_NUMBERS - numbers.shape[0]]])
 
 
-class _Run:
+class _ShardRun:
     """One call of `run_shards`: its shards are the units of a `ClosureRunner`."""
 
     def __init__(
@@ -210,7 +210,7 @@ class _Run:
         self._timeout_seconds = timeout_seconds
         self._steps_by_worker = [0] * count_tasks("worker")
         self._sums: dict[str, float] = {}
-        self._reporter = StepReporter()
+        self._terminal = StepReporter()
         self._waiting = collections.deque(shards.in_hand)  # those of an earlier call that ended with an error
         self._done: collections.deque[Shard] = collections.deque()
         self._num_in_hand = len(self._waiting)
@@ -281,7 +281,7 @@ class _Run:
             self._num_in_hand -= len(done)
             self._shards.done(*done)
             if steps := sum(self._steps_by_worker):
-                self._reporter.observe(self._step(), steps, dict(self._sums))
+                self._terminal.observe(self._step(), steps, dict(self._sums))
 
     def _step(self) -> int:
         return int(self._closure.counter.numpy())

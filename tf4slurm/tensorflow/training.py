@@ -160,7 +160,7 @@ def run_closures(
             count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps
         )
         work = _StepWork(coordinator, closure, inputs, step, scheduler)
-        done = _Run(work, checkpoints, timeout_seconds, observe).run(steps, save_at)
+        done = _StepRun(work, checkpoints, timeout_seconds, observe).run(steps, save_at)
         closure.last_steps = scheduler.closure_steps
         return done
 
@@ -262,7 +262,7 @@ class _StepWork:
 
 
 @dataclass(eq=False)
-class _Run:
+class _StepRun:
     """One call of `run_steps`."""
 
     work: _StepWork

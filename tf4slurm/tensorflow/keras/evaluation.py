@@ -77,8 +77,8 @@ def predict(
     return _Prediction(execution, data, steps, on, batch_size).run()
 
 
-class _Shards:
-    """A dataset that `evaluate` or `predict` reads in shards."""
+class _SplitDataset:
+    """A dataset that `evaluate` or `predict` reads in parts."""
 
     def __init__(
         self,
@@ -104,13 +104,13 @@ class _Shards:
             raise ValueError("The dataset never ends: give the number of steps (in fit: validation_steps).")
         self._spec = dataset.element_spec
 
-    def _shard(self, index: Any) -> Any:
+    def _part(self, index: Any) -> Any:
         dataset = self._make_dataset()
         dataset = dataset if self._steps is None else dataset.take(self._steps)
-        return iter(dataset.shard(self._execution.count_shards(self._on), index))
+        return iter(dataset.shard(self._execution.count_parts(self._on), index))
 
     def _trace(self, function: Callable[[Any], Any]) -> Any:
-        """Return a traced function of the number of a shard."""
+        """Return a traced function of the number of a part."""
         subject = "The function of the dataset"
         with explain_large_array(subject):
             traced = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -119,7 +119,7 @@ class _Shards:
         return traced
 
 
-class Evaluation(_Shards):
+class Evaluation(_SplitDataset):
     """Evaluates a model on a dataset: in `evaluate` once, in `fit` after each epoch."""
 
     _function: Any = None
@@ -132,7 +132,7 @@ class Evaluation(_Shards):
                 build(self._execution.model, self._spec)
             self._execution.model.reset_metrics()
             self._function = self._make_function()
-        sums = self._execution.total(self._execution.run_shards(self._function, self._on))
+        sums = self._execution.total(self._execution.run_parts(self._function, self._on))
         steps = int(sums.pop("batches"))
         if not steps:
             raise TrainingError("The dataset of the evaluation has no batch.")
@@ -145,29 +145,29 @@ class Evaluation(_Shards):
         step_fn = self._step_fn = KerasStep(self._execution.model, self._execution.model.test_step)
         results = tf.function(step_fn).get_concrete_function({}, self._spec).structured_outputs
 
-        def evaluate_shard(index: Any) -> dict[str, Any]:
+        def evaluate_part(index: Any) -> dict[str, Any]:
             sums = {name: tf.zeros(result.shape, result.dtype) for name, result in results.items()}
             batches = tf.constant(0.0, tf.float64)
-            for batch in self._shard(index):
+            for batch in self._part(index):
                 sums = step_fn(sums, batch)
                 batches += 1.0
             return sums | {"batches": batches}
 
-        return self._trace(evaluate_shard)
+        return self._trace(evaluate_part)
 
 
-class _Prediction(_Shards):
+class _Prediction(_SplitDataset):
     """Computes a model's outputs for a dataset."""
 
     def run(self) -> Any:
-        shards = self._execution.gather(self._execution.run_shards(self._make_function(), self._on))
-        parts = [[np.split(rows, np.cumsum(shard["sizes"])[:-1]) for rows in shard["outputs"]] for shard in shards]
-        count = sum(len(shard["sizes"]) for shard in shards)
+        found = self._execution.gather(self._execution.run_parts(self._make_function(), self._on))
+        batches = [[np.split(rows, np.cumsum(each["sizes"])[:-1]) for rows in each["outputs"]] for each in found]
+        count = sum(len(each["sizes"]) for each in found)
         if not count:
             raise TrainingError("The dataset of the prediction has no batch.")
-        order = [(position % len(shards), position // len(shards)) for position in range(count)]
-        outputs = range(len(shards[0]["outputs"]))
-        flat = [np.concatenate([parts[shard][output][batch] for shard, batch in order]) for output in outputs]
+        order = [(position % len(found), position // len(found)) for position in range(count)]
+        outputs = range(len(found[0]["outputs"]))
+        flat = [np.concatenate([batches[part][output][batch] for part, batch in order]) for output in outputs]
         return tf.nest.pack_sequence_as(self._structure, flat)
 
     def _make_function(self) -> Any:
@@ -176,7 +176,7 @@ class _Prediction(_Shards):
             self._structure = tf.function(step).get_concrete_function(self._spec).structured_outputs
         results = tf.nest.flatten(self._structure)
 
-        def predict_shard(index: Any) -> dict[str, Any]:
+        def predict_part(index: Any) -> dict[str, Any]:
             sizes = tf.TensorArray(tf.int64, 0, dynamic_size=True, element_shape=())
             outputs = [
                 tf.TensorArray(
@@ -184,14 +184,14 @@ class _Prediction(_Shards):
                 )
                 for each in results
             ]
-            for batch in self._shard(index):
+            for batch in self._part(index):
                 latest = tf.nest.flatten(step(batch))
                 position = sizes.size()
                 outputs = [array.write(position, each) for array, each in zip(outputs, latest, strict=True)]
                 sizes = sizes.write(position, tf.shape(latest[0], tf.int64)[0])
             return {"outputs": [array.concat() for array in outputs], "sizes": sizes.stack()}
 
-        return self._trace(predict_shard)
+        return self._trace(predict_part)
 
 
 def _dataset_function(data: Any, batch_size: int | None) -> Callable[[], Any]:

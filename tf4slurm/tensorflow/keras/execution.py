@@ -40,7 +40,7 @@ class OnWorkers:
         self._timeout_seconds = timeout_seconds
         self._iterator: Any = None
         self._closure: StepClosure | None = None
-        self._num_shards = count_tasks("worker")  # graphs contain it, so it remains when workers join or leave
+        self._num_parts = count_tasks("worker")  # graphs contain it, so it remains when workers join or leave
 
     def open(self, dataset_fn: Callable[[], Any]) -> Any:
         """Create the datasets of the workers; return the specification of a batch."""
@@ -89,29 +89,29 @@ class OnWorkers:
         )
         return done.is_stopped
 
-    def count_shards(self, on: str) -> int:
-        """Return the number of shards in which "workers" or the "chief" read a dataset."""
-        return self._num_shards if on == "workers" else 1
+    def count_parts(self, on: str) -> int:
+        """Return into how many parts a dataset is split. With `on="chief"` it is 1."""
+        return self._num_parts if on == "workers" else 1
 
-    def run_shards(self, function: Any, on: str) -> list[Any]:
-        """Call `function(index)` for each shard of a dataset, on the workers or on the chief."""
+    def run_parts(self, function: Any, on: str) -> list[Any]:
+        """Call `function(index)` for each part of a dataset, on the workers or on the chief."""
         with translate_errors():
             if on == "chief":
                 return [_to_numpy(function(tf.constant(0, tf.int64)))]
-            work = _EvaluationWork(self._coordinator, function, self.count_shards(on))
+            work = _EvaluationWork(self._coordinator, function, self.count_parts(on))
             ClosureRunner(self._coordinator, work, self._timeout_seconds).run(ends_at_stop=False)
         return [result for _, result in sorted(work.results.items())]
 
-    def gather(self, shards: list[Any]) -> list[Any]:
-        """Return the predictions of all shards."""
-        return shards
+    def gather(self, parts: list[Any]) -> list[Any]:
+        """Return the predictions of all parts."""
+        return parts
 
     def total(self, sums: list[Any]) -> Any:
         return tf.nest.map_structure(lambda *each: sum(each), *sums)
 
 
 class _EvaluationWork:
-    """The shards of an evaluation or prediction, as units of a `ClosureRunner`: their numbers."""
+    """The parts of an evaluation or prediction, as units of a `ClosureRunner`."""
 
     def __init__(self, coordinator: Any, function: Any, count: int) -> None:
         self.results: dict[int, Any] = {}
@@ -153,8 +153,8 @@ class InThisProcess:
         self.strategy = model.distribute_strategy
         resolver = getattr(self.strategy, "cluster_resolver", None)
         tasks = resolver.cluster_spec().num_tasks("worker") if resolver is not None and resolver.task_type else 1
-        self._shard = (tasks, resolver.task_id if resolver is not None and tasks > 1 else 0)
-        self.is_first = self._shard[1] == 0
+        self._part = (tasks, resolver.task_id if resolver is not None and tasks > 1 else 0)
+        self.is_first = self._part[1] == 0
         self.is_alone = tasks == 1
         self._train: Any = None
         self._iterator: Any = None
@@ -164,7 +164,7 @@ class InThisProcess:
         """Create the dataset; return the specification of a batch."""
         make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
         spec: list[Any] = []
-        for _ in range(self._shard[1]):  # with the same global seed, all workers would shuffle alike
+        for _ in range(self._part[1]):  # with the same global seed, all workers would shuffle alike
             tf.random.uniform(())  # changes the next seed
 
         def repeated(_: Any) -> Any:
@@ -177,7 +177,7 @@ class InThisProcess:
 
     def select(self, callbacks: list[Any]) -> list[Any]:
         """Return the callbacks of this process."""
-        if self._shard[0] > 1 and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
+        if self._part[0] > 1 and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
             raise ValueError("BackupAndRestore cannot restore several workers: give fit(…, checkpoints=DIRECTORY).")
         return [each for each in callbacks if self.is_first or type(each).__name__ not in _WRITERS]
 
@@ -229,19 +229,19 @@ class InThisProcess:
 
         return train if self.model.run_eagerly else tf.function(train)
 
-    def count_shards(self, on: str) -> int:
-        """Return the number of shards in which all "workers", or each "chief", read a dataset."""
-        return self._shard[0] if on == "workers" else 1
+    def count_parts(self, on: str) -> int:
+        """Return into how many parts a dataset is split. With `on="chief"` it is 1."""
+        return self._part[0] if on == "workers" else 1
 
-    def run_shards(self, function: Any, on: str) -> list[Any]:
-        """Call `function(index)` for this process's shard of a dataset."""
-        return [_to_numpy(function(tf.constant(self._shard[1] if on == "workers" else 0, tf.int64)))]
+    def run_parts(self, function: Any, on: str) -> list[Any]:
+        """Call `function(index)` for this process's part of a dataset."""
+        return [_to_numpy(function(tf.constant(self._part[1] if on == "workers" else 0, tf.int64)))]
 
-    def gather(self, shards: list[Any]) -> list[Any]:
-        """Return the predictions of the shards of all workers, in their order."""
+    def gather(self, parts: list[Any]) -> list[Any]:
+        """Return the predictions of the parts of all workers, in their order."""
         if self.is_alone:
-            return shards
-        (own,) = shards
+            return parts
+        (own,) = parts
         sizes = self._gather_of_workers(own["sizes"])
         outputs = [self._gather_of_workers(rows) for rows in own["outputs"]]
         return [{"sizes": each, "outputs": rows} for each, *rows in zip(sizes, *outputs, strict=True)]
@@ -249,7 +249,7 @@ class InThisProcess:
     def _gather_of_workers(self, values: Any) -> list[Any]:
         """Return an array of each worker, of which these are the values of this worker."""
         lengths = self._gather(tf.constant([len(values)]))
-        replicas_of_worker = len(lengths) // self._shard[0]  # each gives the same values
+        replicas_of_worker = len(lengths) // self._part[0]  # each gives the same values
         return np.split(self._gather(tf.constant(values)), np.cumsum(lengths)[:-1])[::replicas_of_worker]
 
     def _gather(self, values: Any) -> Any:
@@ -260,7 +260,7 @@ class InThisProcess:
         if self.is_alone:
             return sums[0]
         means = _to_numpy(self._mean(tf.nest.map_structure(tf.convert_to_tensor, sums[0])))
-        return {name: self._shard[0] * value for name, value in means.items()}
+        return {name: self._part[0] * value for name, value in means.items()}
 
     def _mean_of_replicas(self, values: dict[str, Any]) -> dict[str, Any]:
         each = self.strategy.run(lambda: values)

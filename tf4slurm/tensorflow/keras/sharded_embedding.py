@@ -1,4 +1,4 @@
-"""`ShardedEmbedding`: a Keras 3 layer with an embedding table that is split over the ps."""
+"""`ShardedEmbedding`: a Keras 3 layer with an embedding table in slices on the ps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TABLE = "table"
 
 
 class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
-    """Turns integer ids into vectors, as keras.layers.Embedding, with a table that is split over the ps.
+    """Turns integer ids into vectors, as keras.layers.Embedding, with a table in slices on the ps.
 
     Each ps looks up and updates some contiguous rows: a worker receives only the rows of its batch, while
     `keras.layers.Embedding` sends the whole table to the worker in every step. A model with this layer is saved with
     the table as one variable, which a process without ps or a job with another number of ps loads, too. `Checkpoints`,
-    as any tf.train.Checkpoint, saves the shards: give `shards` to restore it on another number of ps.
+    as any tf.train.Checkpoint, saves the slices: give `slices` to restore it on another number of ps.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         input_dim: int,
         output_dim: int,
         *,
-        shards: int | None = None,
+        slices: int | None = None,
         embeddings_initializer: Any = "uniform",
         embeddings_regularizer: Any = None,
         **options: Any,
@@ -38,29 +38,29 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         Args:
             input_dim: Number of rows: ids are 0 to input_dim - 1.
             output_dim: Numbers per row.
-            shards: Number of parts; by default the number of ps of the current strategy, and 1 without ps.
-            embeddings_initializer: Initializer of each part.
-            embeddings_regularizer: Regularizer of each part. It reads the whole table in every step.
+            slices: Number of slices; by default the number of ps of the current strategy, and 1 without ps.
+            embeddings_initializer: Initializer of each slice.
+            embeddings_regularizer: Regularizer of each slice. It reads the whole table in every step.
             options: Arguments of keras.layers.Layer.
 
         Raises:
-            ValueError: There are fewer rows than shards.
+            ValueError: There are fewer rows than slices.
         """
         super().__init__(**options)
         self.input_dim = input_dim
         self.output_dim = output_dim
-        self.shards = _count_ps() if shards is None else shards
+        self.slices = _count_ps() if slices is None else slices
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
-        self._parts: list[Any] = []
-        if not 1 <= self.shards <= input_dim:
-            raise ValueError(f"shards is {self.shards}: expected 1 to {input_dim}, the number of rows.")
+        self._slices: list[Any] = []
+        if not 1 <= self.slices <= input_dim:
+            raise ValueError(f"slices is {self.slices}: expected 1 to {input_dim}, the number of rows.")
 
     def build(self, input_shape: Any = None) -> None:
-        """Create one variable per shard."""
-        rows = [len(part) for part in np.array_split(np.arange(self.input_dim), self.shards)]
+        """Create one variable per slice."""
+        rows = [len(each) for each in np.array_split(np.arange(self.input_dim), self.slices)]
         with on_different_ps():
-            self._parts = [
+            self._slices = [
                 self.add_weight(
                     shape=(count, self.output_dim),
                     initializer=self.embeddings_initializer,
@@ -73,9 +73,9 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: Any) -> Any:
         """Return the rows of these ids, in a new last axis of length output_dim."""
-        parts = [part.value for part in self._parts]
+        slices = [each.value for each in self._slices]
         ids = tf.cast(inputs, tf.int64)
-        return tf.cast(tf.nn.embedding_lookup(parts, ids), self.compute_dtype)
+        return tf.cast(tf.nn.embedding_lookup(slices, ids), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """Return the shape of the rows."""
@@ -83,15 +83,15 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     def save_own_variables(self, store: Any) -> None:
         """Save the table as one variable, in a `.keras` or `.weights.h5` file."""
-        store[_TABLE] = np.concatenate([np.asarray(part.numpy()) for part in self._parts])
+        store[_TABLE] = np.concatenate([np.asarray(each.numpy()) for each in self._slices])
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the table, whatever its number of shards was; raise ValueError if it has another shape."""
+        """Load the table, whatever its number of slices was; raise ValueError if it has another shape."""
         table, expected = np.asarray(store[_TABLE]), (self.input_dim, self.output_dim)
         if table.shape != expected:
             raise ValueError(f"The saved table of {self.name} has the shape {table.shape}: expected {expected}.")
-        for part, rows in zip(self._parts, np.array_split(table, self.shards), strict=True):
-            part.assign(rows)
+        for each, rows in zip(self._slices, np.array_split(table, self.slices), strict=True):
+            each.assign(rows)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, from which Keras creates the layer again."""
@@ -99,7 +99,7 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             **super().get_config(),
             "input_dim": self.input_dim,
             "output_dim": self.output_dim,
-            "shards": self.shards,
+            "slices": self.slices,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
             "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
         }

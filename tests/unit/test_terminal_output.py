@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm import __version__
-from tf4slurm.cli.terminal_output import PlainReporter, summary
+from tf4slurm.cli.terminal_output import PlainOutput, summary
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import ObservedState, Registration
 from tf4slurm.control.receiver import Receiver
@@ -174,17 +174,17 @@ def test_failed_job_has_one_root_cause() -> None:
 
 def test_task_output_and_events_have_separate_streams_and_frequent_events_are_left_out() -> None:
     output, notes = io.StringIO(), io.StringIO()
-    reporter = PlainReporter(4, LineWriter(output), LineWriter(notes))
+    terminal = PlainOutput(4, LineWriter(output), LineWriter(notes))
     state = trained()
-    reporter.on_run_directory(DIRECTORY)
-    reporter.on_event(Event(0.0, 0.01, "registered", "ps/0", "ps/0 on n0 joined"), state)
-    reporter.on_event(
+    terminal.on_run_directory(DIRECTORY)
+    terminal.on_event(Event(0.0, 0.01, "registered", "ps/0", "ps/0 on n0 joined"), state)
+    terminal.on_event(
         Event(0.0, 1.234, "training", None, "every address is reachable; starting the child processes"), state
     )
-    reporter.on_output("worker/0 | epoch 1")
-    reporter.on_event(Event(0.0, 123.4, "restarting", "worker/1", "worker/1 on n1 restart 1 in place"), state)
-    reporter.on_result(succeeded())
-    reporter.close()
+    terminal.on_output("worker/0 | epoch 1")
+    terminal.on_event(Event(0.0, 123.4, "restarting", "worker/1", "worker/1 on n1 restart 1 in place"), state)
+    terminal.on_result(succeeded())
+    terminal.close()
     assert output.getvalue() == "worker/0 | epoch 1\n"
     assert notes.getvalue() == (
         "tf4slurm | forming a cluster of 4 tasks; run directory /runs/digits-42\n"
