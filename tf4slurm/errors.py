@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any
 
 EXIT_USAGE = 2
 EXIT_PREFLIGHT = 3
@@ -37,16 +39,31 @@ def describe_end(returncode: int) -> str:
     return f"was killed by signal {-returncode} ({name})"
 
 
+@dataclass(eq=False, repr=False)
 class Tf4SlurmError(Exception):
-    """Base class of all errors. `exit_code` is that of the command line; the `facts` become attributes."""
+    """Base class of all errors. `exit_code` is that of the command line.
+
+    The fields of a class are the facts of its errors: keyword arguments of the constructor, and attributes.
+    """
 
     exit_code = EXIT_PREFLIGHT
+    message: InitVar[str]
 
-    def __init__(self, message: str, **facts: object) -> None:
+    def __post_init__(self, message: str) -> None:
         super().__init__(message)
-        vars(self).update(facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let errors be pickled, although some constructors require facts."""
+        return _restore, (type(self), self.args), vars(self)
 
 
+def _restore(cls: type[Tf4SlurmError], args: tuple[Any, ...]) -> Tf4SlurmError:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
 class SlurmEnvironmentError(Tf4SlurmError):
     """The environment variable `variable` is missing, or its `value` is invalid."""
 
@@ -54,6 +71,7 @@ class SlurmEnvironmentError(Tf4SlurmError):
     value: str | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class NodelistError(Tf4SlurmError, ValueError):
     """The text `nodelist` is not a list of nodes; `position` is the 0-based position of the first error."""
 
@@ -66,6 +84,7 @@ class LayoutError(Tf4SlurmError):
     """The node of a rank cannot be determined from the environment, or contradicts a task's own variables."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class InterfaceError(Tf4SlurmError):
     """The network interface does not exist on this host or has no address; `available` lists usable interfaces."""
 
@@ -85,6 +104,7 @@ class PortsInUseError(PlacementError):
     exit_code = EXIT_PREFLIGHT
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CommandError(Tf4SlurmError):
     """The command after `--` cannot be started: program or script is missing, not executable, or standard input."""
 
@@ -92,12 +112,14 @@ class CommandError(Tf4SlurmError):
     command: Sequence[str]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RunDirectoryError(Tf4SlurmError):
     """The run directory `path` cannot be created or written."""
 
     path: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SchemaVersionError(Tf4SlurmError):
     """A newer version of tf4slurm wrote the file `path` of a job; `version` is its schema version."""
 
@@ -115,12 +137,14 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
     """Not all tasks registered in time; the message names the missing tasks."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RendezvousConnectionError(RendezvousError, ConnectionError):
     """The control service at `address` cannot be reached, or sent nothing for the heartbeat timeout."""
 
     address: str = ""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RendezvousClosedError(RendezvousError):
     """The control service refused this task; `reason` has the cause. A retry would not help."""
 
@@ -145,6 +169,7 @@ class ShutdownError(Tf4SlurmError):
     exit_code = EXIT_TASK_LOST
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
     """The tasks in `missing`, such as "worker/1", sent no completion signal in time."""
 
@@ -177,6 +202,7 @@ class CheckpointError(Tf4SlurmError):
     """A checkpoint cannot be written, or no existing checkpoint can be restored."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class UnknownJobError(Tf4SlurmError):
     """No job has the id, name or path `job`."""
 
@@ -184,6 +210,7 @@ class UnknownJobError(Tf4SlurmError):
     job: str = ""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class UnknownTaskError(Tf4SlurmError):
     """No task of the job matches; `tasks` lists the tasks that have logs."""
 
@@ -197,6 +224,7 @@ class NoLogsError(UnknownTaskError):
     exit_code = 1
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class JobStateError(Tf4SlurmError):
     """The `job` cannot be resumed, cancelled, grown or shrunk in its `state`, such as RUNNING."""
 
@@ -205,6 +233,7 @@ class JobStateError(Tf4SlurmError):
     state: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WaitTimeoutError(Tf4SlurmError, TimeoutError):
     """The `jobs` did not end in time; they continue to run."""
 
@@ -216,6 +245,7 @@ class MessageError(Tf4SlurmError, ValueError):
     """A payload is not a valid control message of this version."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class OptionError(Tf4SlurmError, ValueError):
     """An option of a job is unknown or invalid, or contradicts another one; `option` is its name."""
 
@@ -223,12 +253,14 @@ class OptionError(Tf4SlurmError, ValueError):
     option: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MissingDependencyError(Tf4SlurmError, ImportError):
     """The required `package` is not installed."""
 
     package: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SettingsError(Tf4SlurmError):
     """Settings cannot be used; `source` is the file or variable that contains them."""
 
@@ -236,12 +268,14 @@ class SettingsError(Tf4SlurmError):
     source: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class UntrustedFileError(Tf4SlurmError):
     """Another user owns or can write the file `path`, which this user did not name explicitly."""
 
     path: str
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LaunchError(Tf4SlurmError):
     """The program `command` failed. `returncode` is negative after a timeout; `stderr` is its error output."""
 
@@ -250,6 +284,7 @@ class LaunchError(Tf4SlurmError):
     stderr: str = ""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RefusedError(LaunchError):
     """Slurm refused the job, or with `may_be_queued` it is unknown whether Slurm accepted the job."""
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.unit.test_service_and_client import in_event_loop, until
-from tf4slurm.agent.child import OwnedChild, check_length
+from tf4slurm.agent.child import OwnedChild
+from tf4slurm.agent.child_setup import check_length
 from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import ObservedState

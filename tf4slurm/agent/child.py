@@ -1,4 +1,4 @@
-"""The child process of an agent: environment, start, supervision and end."""
+"""The child process of an agent: start, supervision and end."""
 
 from __future__ import annotations
 
@@ -6,61 +6,40 @@ import abc
 import asyncio
 import dataclasses
 import functools
-import json
 import logging
-import os
 import signal
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
 from tf4slurm.agent.child_log import ChildLog
-from tf4slurm.agent.container import container_command
+from tf4slurm.agent.child_setup import ChildSetup
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.metric_log import MetricLog
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
 from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
-from tf4slurm.cluster import Address, Cluster, Task, fill_in
+from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.messages import ScriptState, Usage
 from tf4slurm.control.script_metrics import StepMetrics
-from tf4slurm.errors import EXIT_TASK_LOST, PlacementError, Tf4SlurmError
+from tf4slurm.errors import EXIT_TASK_LOST, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
-from tf4slurm.network.reachability import bypass_proxies
-from tf4slurm.roles import Role, role_of
-from tf4slurm.slurm.environ import SlurmStep
-from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
+from tf4slurm.roles import role_of
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.child_process import Child
-from tf4slurm.system.exec_limits import MAX_TEXT_BYTES
 from tf4slurm.system.guard import handle_stop_signals, watch_guard
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_left_processes, reap_orphans
 from tf4slurm.system.threads import in_thread
-from tf4slurm.system.variables import (
-    AGENT_VARIABLES,
-    ATTEMPT_VARIABLE,
-    RUN_DIRECTORY_VARIABLE,
-    SCRIPT_CHANNEL_VARIABLE,
-    SERVICES_VARIABLE,
-    TASK_VARIABLE,
-)
 
 logger = logging.getLogger(__name__)
 
-_HOME = Path(__file__).parents[1]
 _KILL_SECONDS = 2.0
 _WRITE_SECONDS = 2.0
 _DRAIN_SECONDS = 0.5
 _LAST_MESSAGES_SECONDS = 0.05  # for the last messages of a script that has exited, before its exit is reported
-_MIN_INTEROP_THREADS = 4
-"""TensorFlow starts a thread per CPU that it may use. With a single one, closures on parameter servers never end."""
 _GUARD_LOST_SECONDS = 2.0  # from SIGTERM to SIGKILL
 _CANNOT_START = 126  # also the exit code of exec_child.py
-# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
-_QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
 
 
 class TaskProcess(abc.ABC):
@@ -124,10 +103,9 @@ class OwnedChild(TaskProcess):
     ) -> None:
         """`writer` receives the lines that the child prints, prefixed with the task's name."""
         super().__init__(rendezvous)
-        self._environ = environ
+        self._setup = ChildSetup(environ, rendezvous.identity, rendezvous.spec, run_directory)
         self._run_directory = run_directory
         self._writer = writer
-        self._identity = rendezvous.identity
         self._spec = rendezvous.spec
         self._child: Child | None = None
         self._gpu_usage = GpuUsage()
@@ -148,7 +126,9 @@ class OwnedChild(TaskProcess):
         loop = asyncio.get_running_loop()
         handle_stop_signals(loop, lambda name: self._client.update(stop_signal=name))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        if not isinstance(self._identity, LocalTask):  # a local agent has no guard, because it ends with the launcher
+        if not isinstance(
+            self._rendezvous.identity, LocalTask
+        ):  # a local agent ends with the launcher
             watch_guard(loop, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
 
@@ -235,8 +215,8 @@ class OwnedChild(TaskProcess):
                 await self._wait_for_tail()
             make_log = functools.partial(ChildLog, all_output=self._spec.all_output)
             log = await in_thread(make_log, self._run_directory.log(task, attempt), str(task), self._writer)
-            environment = self._child_environment(cluster, task, attempt)
-            command = await in_thread(self._command_of, role, cluster, task, attempt)
+            environment = self._setup.make_environment(cluster, task, attempt, self.channel.name)
+            command = await in_thread(self._setup.make_command, cluster, task, attempt)
             self._child = await Child.start(
                 command, environment, log.write, ignores_stop_signals=self._ignores_stop_signals
             )
@@ -312,56 +292,6 @@ class OwnedChild(TaskProcess):
         if self._client.observed.state != "terminated":  # the last state
             self._client.update(**changes)
 
-    def _command_of(self, role: Role, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
-        """Return the child's command.
-
-        A program of tf4slurm is started by its path, because the script's Python, which runs the program, may lack
-        tf4slurm.
-        """
-        command: Sequence[str] = fill_in(self._spec.command, cluster.to_dictionary(), task)
-        if role.program:
-            work = self._run_directory.work(task, attempt)
-            command = (self._spec.data_service_python, str(_HOME / role.program), str(work))
-        if not self._spec.container:
-            return command
-        paths = (self._run_directory.path, *([_HOME] if role.program else ()))
-        return container_command(self._spec.container, command, paths, self._environ, sees_gpus=role.sees_gpus)
-
-    def _child_environment(self, cluster: Cluster, task: Task, attempt: int) -> dict[str, str]:
-        """Return the agent's environment without the job's credentials, plus the task, its cluster and its GPUs."""
-        result = {name: value for name, value in self._environ.items() if name not in AGENT_VARIABLES}
-        result["TF_CONFIG"] = check_length(cluster.to_tf_config(task), len(cluster.members))
-        result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
-        result[TASK_VARIABLE] = str(task)
-        result[ATTEMPT_VARIABLE] = str(attempt)
-        result[RUN_DIRECTORY_VARIABLE] = str(self._run_directory.path)
-        result[SCRIPT_CHANNEL_VARIABLE] = self.channel.name
-        result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
-        result.setdefault("PYTHONUNBUFFERED", "1")
-        result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
-        cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        if cpus < _MIN_INTEROP_THREADS:
-            result.setdefault("TF_NUM_INTEROP_THREADS", str(_MIN_INTEROP_THREADS))
-        result.update(self._gpu_environ(cluster, task))
-        result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
-        return result
-
-    def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
-        identity = self._identity
-        if not isinstance(identity, SlurmStep):
-            return {} if role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus else HIDDEN_GPUS
-        step = cluster.members[: identity.num_tasks]  # without workers that have joined, which have GPUs of their own
-        types = [member.task.task_type for member in step if member.node == identity.node_name]
-        roles = [role_of(each, has_chief=cluster.has_chief) for each in types]
-        return gpu_environ(
-            identity.visible_devices,
-            identity.gpus_on_node,
-            identity.local_rank,
-            [role.sees_gpus for role in roles],
-            self._spec.gpus_per_worker,
-            [role.is_spare for role in roles],
-        )
-
     def _on_metrics(self, entry: StepMetrics) -> None:
         if self._metric_log is not None:
             self._metric_log.add(entry)
@@ -385,17 +315,3 @@ class OwnedChild(TaskProcess):
     def _reap(self) -> None:
         if self._child is not None:  # before the child's id is known, this could reap the child itself
             reap_orphans(self._child.process_id)
-
-
-def check_length(tf_config: str, num_tasks: int) -> str:
-    """Check that TF_CONFIG fits into an environment variable; return it. TensorFlow reads TF_CONFIG nowhere else.
-
-    Raises:
-        PlacementError: The variable is too long for Linux.
-    """
-    length, limit = len(f"TF_CONFIG={tf_config}"), MAX_TEXT_BYTES
-    if length < limit:
-        return tf_config
-    text = f"The cluster of {num_tasks:,} tasks makes TF_CONFIG {length:,} bytes long"
-    why = f"{text}, and Linux gives no process a variable of {limit:,} or more. Start fewer tasks."
-    raise PlacementError(why)

@@ -1,0 +1,122 @@
+"""What an agent's child is started with: its command, and its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf4slurm.agent.container import container_command
+from tf4slurm.agent.rendezvous import TaskIdentity
+from tf4slurm.cluster import Cluster, Task, fill_in
+from tf4slurm.errors import PlacementError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.network.reachability import bypass_proxies
+from tf4slurm.roles import role_of
+from tf4slurm.slurm.environ import SlurmStep
+from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
+from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.system.exec_limits import MAX_TEXT_BYTES
+from tf4slurm.system.variables import (
+    AGENT_VARIABLES,
+    ATTEMPT_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    SCRIPT_CHANNEL_VARIABLE,
+    SERVICES_VARIABLE,
+    TASK_VARIABLE,
+)
+
+_HOME = Path(__file__).parents[1]
+_MIN_INTEROP_THREADS = 4
+"""TensorFlow starts a thread per CPU that it may use. With a single one, closures on parameter servers never end."""
+# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
+_QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
+
+
+@dataclass(frozen=True)
+class ChildSetup:
+    """The facts of an agent from which it makes the command and the environment of each child.
+
+    Attributes:
+        environ: The agent's environment.
+        identity: The rank and the node of the agent's task.
+        spec: The options of the job.
+        run_directory: The run directory of the job.
+    """
+
+    environ: Mapping[str, str]
+    identity: TaskIdentity
+    spec: JobSpec
+    run_directory: RunDirectory
+
+    def make_command(self, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
+        """Return the child's command.
+
+        A program of tf4slurm is started by its path, because the script's Python, which runs the program, may lack
+        tf4slurm.
+        """
+        role = role_of(task.task_type, has_chief=cluster.has_chief)
+        command: Sequence[str] = fill_in(self.spec.command, cluster.to_dictionary(), task)
+        if role.program:
+            work = self.run_directory.work(task, attempt)
+            command = (self.spec.data_service_python, str(_HOME / role.program), str(work))
+        if not self.spec.container:
+            return command
+        paths = (self.run_directory.path, *([_HOME] if role.program else ()))
+        return container_command(self.spec.container, command, paths, self.environ, sees_gpus=role.sees_gpus)
+
+    def make_environment(self, cluster: Cluster, task: Task, attempt: int, channel_name: str) -> dict[str, str]:
+        """Return the agent's environment without the job's credentials, plus the task, its cluster and its GPUs.
+
+        Raises:
+            PlacementError: The cluster is too large for TF_CONFIG, or the GPUs do not suffice.
+        """
+        result = {name: value for name, value in self.environ.items() if name not in AGENT_VARIABLES}
+        result["TF_CONFIG"] = check_length(cluster.to_tf_config(task), len(cluster.members))
+        result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
+        result[TASK_VARIABLE] = str(task)
+        result[ATTEMPT_VARIABLE] = str(attempt)
+        result[RUN_DIRECTORY_VARIABLE] = str(self.run_directory.path)
+        result[SCRIPT_CHANNEL_VARIABLE] = channel_name
+        result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
+        result.setdefault("PYTHONUNBUFFERED", "1")
+        result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
+        cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        if cpus < _MIN_INTEROP_THREADS:
+            result.setdefault("TF_NUM_INTEROP_THREADS", str(_MIN_INTEROP_THREADS))
+        result.update(self._gpu_environ(cluster, task))
+        result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
+        return result
+
+    def _gpu_environ(self, cluster: Cluster, task: Task) -> dict[str, str]:
+        identity = self.identity
+        if not isinstance(identity, SlurmStep):
+            return {} if role_of(task.task_type, has_chief=cluster.has_chief).sees_gpus else HIDDEN_GPUS
+        step = cluster.members[: identity.num_tasks]  # without joined workers, which have GPUs of their own
+        types = [member.task.task_type for member in step if member.node == identity.node_name]
+        roles = [role_of(each, has_chief=cluster.has_chief) for each in types]
+        return gpu_environ(
+            identity.visible_devices,
+            identity.gpus_on_node,
+            identity.local_rank,
+            [role.sees_gpus for role in roles],
+            self.spec.gpus_per_worker,
+            [role.is_spare for role in roles],
+        )
+
+
+def check_length(tf_config: str, num_tasks: int) -> str:
+    """Return TF_CONFIG if it fits into an environment variable. TensorFlow reads it nowhere else.
+
+    Raises:
+        PlacementError: The variable is too long for Linux.
+    """
+    length, limit = len(f"TF_CONFIG={tf_config}"), MAX_TEXT_BYTES
+    if length < limit:
+        return tf_config
+    text = f"The cluster of {num_tasks:,} tasks makes TF_CONFIG {length:,} bytes long"
+    why = f"{text}, and Linux gives no process a variable of {limit:,} or more. Start fewer tasks."
+    raise PlacementError(why)
