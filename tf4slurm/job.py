@@ -33,12 +33,9 @@ _P = ParamSpec("_P")
 
 @dataclass(frozen=True, kw_only=True)
 class _JobOptions(BatchSpec):
-    """The keyword arguments of `Job`; `site` is the profile of settings, "none" to use no settings."""
+    """The types of the keyword arguments of `Job`. `site` is the profile of settings, "none" to use no settings."""
 
     site: str | None = None
-
-    def _check(self) -> None:
-        """Skip the check, because settings or the allocation may complete the options."""
 
 
 def _takes_options_of(
@@ -81,7 +78,7 @@ class Job:
         self._site: str | None = options.pop(SITE, None)
         self._options = to_fields(BatchSpec, options)
         self._known: KnownJob | None = None
-        _JobOptions(self._command, **self._options)
+        BatchSpec.check_each(self._command, self._options)
 
     @classmethod
     def find(cls, job: str | None = None) -> Job:

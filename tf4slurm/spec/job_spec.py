@@ -195,6 +195,28 @@ class JobSpec:
     )
 
     def __post_init__(self) -> None:
+        self._convert()
+        self._check_values()
+        self._check()
+
+    @classmethod
+    def check_each(cls, command: Sequence[str], options: Mapping[str, Any]) -> None:
+        """Check options that settings or an allocation may complete: each by itself, and those that exclude others.
+
+        Args:
+            command: Command of each task.
+            options: Values by field.
+
+        Raises:
+            OptionError: An option is invalid, or two options exclude each other.
+        """
+        draft = object.__new__(cls)
+        defaults = {name: each.default for name, each in options_of(cls).items()}
+        draft._set(**{**defaults, "command": command, **options})
+        draft._convert()
+        draft._check_values()
+
+    def _convert(self) -> None:
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command
         self._set(command=tuple(words))
         options = options_of(type(self))
@@ -203,8 +225,6 @@ class JobSpec:
         if self.command and not self.name:
             self._set(name=_name_of(self.command))
         check_exclusive(type(self), {name: value for name, value in values.items() if value != options[name].default})
-        self._check_values()
-        self._check()
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
