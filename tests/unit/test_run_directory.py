@@ -147,13 +147,6 @@ def test_growing_files_and_their_directories_are_private_under_any_umask(tmp_pat
     assert modes == {**directories, **dict.fromkeys(names, 0o600)}
 
 
-def test_paths_of_the_files(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    assert directory.events == tmp_path / "events.jsonl"
-    assert directory.control == tmp_path / "control.json"
-    assert directory.log(Task("worker", 3), 2) == tmp_path / "logs" / "worker-3.2.log"
-
-
 def test_file_is_replaced_atomically_and_private(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path)
     path = tmp_path / "job.json"
