@@ -78,8 +78,9 @@ def test_greeting_beside_the_job_id_is_left_out(sbatch: Path, printed: str) -> N
     ],
 )
 def test_job_is_found_by_its_comment_if_sbatch_does_not_show_it(
-    sbatch: Path, does: str, element: str, caplog: pytest.LogCaptureFixture
+    sbatch: Path, does: str, element: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tf4slurm.submission.submit._FIND_SECONDS", 60)
     (sbatch / "does").write_text(does)
     (sbatch / "queued").write_text(element)
     assert submit_script("", os.environ) == "4712"
