@@ -15,26 +15,18 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "guides/coming-from.md").read_text(encoding="utf-8")
 
 THEIRS = {
-    "Ray's": "--exp-name --num-nodes --node --num-gpus --partition --load-env --command",
-    "ray symmetric-run": (
-        "--address --num-cpus --num-gpus --wait-for-nnodes --min-nodes --disable-usage-stats --resources "
-        "--min-worker-port --max-worker-port --node-manager-port --object-manager-port --runtime-env-agent-port "
-        "--dashboard-agent-grpc-port --dashboard-agent-listen-port --metrics-export-port"
-    ),
-    "yaspi": (
-        "--install_location --job_name --recipe --template_dir --partition --time_limit --gen_script_dir --cmd --mem "
-        "--prep --job_array_size --cpus_per_task --gpus_per_task --throttle_array --env_setup --ssh_forward --log_dir "
-        "--use_custom_ray_tmp_dir --refresh_logs --watch --exclude --constraint_str --job_queue --custom_directives "
-        "--code_snapshot_dir --code_snapshot_filter_patterns"
+    "Ray": (
+        "--exp-name --num-nodes --node --num-gpus --partition --load-env --command "
+        "--address --num-cpus --wait-for-nnodes --min-nodes --disable-usage-stats --resources --min-worker-port"
     ),
     "torchrun": (
         "--nnodes --nproc-per-node --rdzv-endpoint --rdzv-id --max-restarts --log-dir --redirects --tee "
         "--signals-to-handle"
     ),
     "submitit": "",  # its parameters are arguments in Python
-    "Old tf4slurm": "-ps -workers --data_dir --model_dir -batch_size -Iterations",
+    "Old tf4slurm": "-ps -workers",
 }
-"""Their options, from their sources."""
+"""Their options, from their sources. One row has all ports of Ray."""
 
 OURS = {
     name
