@@ -20,8 +20,7 @@ THEIRS = {
         "--address --num-cpus --wait-for-nnodes --min-nodes --disable-usage-stats --resources --min-worker-port"
     ),
     "torchrun": (
-        "--nnodes --nproc-per-node --rdzv-endpoint --rdzv-id --max-restarts --log-dir --redirects --tee "
-        "--signals-to-handle"
+        "--nnodes --nproc-per-node --rdzv-endpoint --max-restarts --log-dir --redirects --tee --signals-to-handle"
     ),
     "submitit": "",  # its parameters are arguments in Python
     "Old tf4slurm": "-ps -workers",
