@@ -1,8 +1,10 @@
-# `make demo` and `make test` need only git, make and Python: they install everything else.
+# `make demo` and `make test` need only git, make and Python: they install everything else. The demo has a small environment
+# of its own.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := .venv-demo
 PEERS := .venv-peers
 SLURM_PACKAGES := slurm-wlm munge iproute2 iptables slurmdbd slurm-wlm-mysql-plugin mariadb-server-core
 # The tests wait more than they compute: two run at a time, those of one file in sequence.
@@ -17,8 +19,14 @@ TENSORFLOWS := 2.16 2.18
 
 .PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist simulate soak fuzz clean
 
-demo: $(VENV)/installed
-	$(BIN)/tf4slurm run --ps 1 --workers 2 -- $(BIN)/python TUTORIALS/train_digits.py
+demo: $(DEMO)/installed
+	$(DEMO)/bin/tf4slurm run --ps 1 --workers 2 -- $(DEMO)/bin/python TUTORIALS/train_digits.py
+
+# TensorFlow for CPUs, and the digits.
+$(DEMO)/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/pip install --quiet --disable-pip-version-check --editable ".[cpu]" scikit-learn
+	touch $@
 
 test: $(VENV)/installed slurm browser check
 	$(PYTEST) --cov --cov-report=
@@ -149,4 +157,4 @@ browser:
 	fi
 
 clean:
-	rm -rf $(VENV) $(PYTHONS:%=$(VENV)-%) $(TENSORFLOWS:%=.tensorflow-%) $(PEERS) build dist docs/_build *.egg-info
+	rm -rf $(VENV) $(DEMO) $(PYTHONS:%=$(VENV)-%) $(TENSORFLOWS:%=.tensorflow-%) $(PEERS) build dist docs/_build *.egg-info

@@ -13,7 +13,9 @@ from sphinx.application import Sphinx
 from sphinx.ext.autodoc import mock
 
 from tf4slurm import __version__
-from tf4slurm.spec.options import Group
+from tf4slurm.cli.options import JobVerb
+from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.options import Group, options_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from generated import PUBLIC_NAMES, fill_in
@@ -116,13 +118,19 @@ def add_examples(_app: Sphinx, context: click.Context, lines: list[str]) -> None
 
 
 def group_options(_app: Sphinx, context: click.Context, lines: list[str]) -> None:
-    """Put the options under the headings of `--help`; those without a group come first, below "Options"."""
+    """Put the options under the headings of `--help`; those without a group come first, below "Options".
+
+    A verb that starts a job refers to the page of all options of a job.
+    """
+    shared = options_of(BatchSpec) if isinstance(context.command, JobVerb) else {}
     entries = "\n".join(lines).split(OPTION)[1:]
     shown = [each for each in context.command.params if isinstance(each, click.Option) and not each.hidden]
     groups: dict[str, list[str]] = {group: [] for group in get_args(Group)}
     for option, entry in zip(shown, entries, strict=True):
-        groups[getattr(option, "group", "Options")].append(OPTION + entry)
-    lines[:] = "".join(groups.pop("Options")).split("\n")
+        if option.name not in shared:
+            groups[getattr(option, "group", "Options")].append(OPTION + entry)
+    lines[:] = [":doc:`The options of a job <options>`.", ""] if shared else []
+    lines += "".join(groups.pop("Options")).split("\n")
     for group, found in groups.items():
         if found:
             lines += ["", f".. rubric:: {group}", "", *"".join(found).split("\n")]
@@ -132,7 +140,8 @@ def mark_up_texts(_app: Sphinx, _context: click.Context, lines: list[str]) -> No
     """Write options in texts of the command line as code, and asterisks as reStructuredText has them."""
     for number, line in enumerate(lines):
         if not line.startswith(OPTION):
-            lines[number] = OPTION_NAME.sub(r"``\g<0>``", line.replace("*", r"\*"))
+            text = line.replace("*", r"\*").replace(r"\*\*Required\*\*", "**Required**")  # as sphinx-click has it
+            lines[number] = OPTION_NAME.sub(r"``\g<0>``", text)
 
 
 def fill_in_page(_app: Sphinx, _docname: str, source: list[str]) -> None:

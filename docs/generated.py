@@ -51,7 +51,8 @@ def make_options() -> str:
 def _option(option: Option, verbs: tuple[str, ...]) -> str:
     names = [*option.flags, f"--{option.key}", *([f"--no-{option.key}"] if option.is_switch else [])]
     value = "" if option.is_switch else f" {option.metavar}"
-    places = [*(f"`{verb}`" for verb in verbs), f"`{variable_of(option.key)}`", f"`Job({option.name}=…)`"]
+    variables = [f"`{variable_of(key)}`{{#{variable_of(key)}}}" for key in option.keys]
+    places = [*(f"`{verb}`" for verb in verbs), *variables, f"`Job({option.name}=…)`"]
     return "\n".join(
         [f"```{{option}} {', '.join(names)}{value}", _mark_options(option.help), "", " · ".join(places), "```"]
     )
@@ -65,16 +66,6 @@ def _mark_options(text: str) -> str:
 def variable_of(key: str) -> str:
     """Return the environment variable that sets an option."""
     return "TF4SLURM_" + key.upper().replace("-", "_")
-
-
-def make_variables() -> str:
-    """Return a table of the variables that set options."""
-    rows = [
-        f"| `{variable_of(key)}`{{#{variable_of(key)}}} | {{option}}`--{key} <tf4slurm --{key}>` |"
-        for option in options_of(BatchSpec).values()
-        for key in option.keys
-    ]
-    return "\n".join(["| variable | option |", "|---|---|", *rows])
 
 
 def make_files() -> str:
@@ -187,7 +178,6 @@ def _count_tests(tests: SubjectTests | None) -> str:
 GENERATORS = {
     "verbs": make_verbs,
     "options": make_options,
-    "variables": make_variables,
     "files": make_files,
     "version": lambda: str(SCHEMA_VERSION),
     "errors": make_errors,

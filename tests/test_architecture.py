@@ -72,8 +72,15 @@ def test_import_check_finds_imports() -> None:
 
 
 def test_page_names_existing_files_only() -> None:
-    files = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    files = {path.name for path in ROOT.rglob("*.py") if not path.relative_to(ROOT).parts[0].startswith(".")}
     assert set(re.findall(r"`(\w+\.py)`", PAGE)) <= files
+
+
+def test_table_of_changes_names_existing_files_only() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| change |")[2].partition("\n## ")[0]
+    paths = re.findall(r"`(\w+(?:/\w+)*(?:/|\.py|\.html))`", table)
+    assert len(paths) > 50
+    assert [path for path in paths if not any((parent / path).exists() for parent in (PACKAGE, ROOT / "tests"))] == []
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("slurm.")])

@@ -159,13 +159,15 @@ def test_each_public_name_has_an_entry(site: Site) -> None:
 def test_each_verb_and_its_options_have_entries(site: Site) -> None:
     anchors = site.anchors_of("reference/command-line.html")
     assert {f"tf4slurm-{verb}" for verb in VERBS} <= anchors
-    assert {f"cmdoption-tf4slurm-run-{name}" for name in ("ps", "local", "grace-period", "no-chief")} <= anchors
+    assert {"cmdoption-tf4slurm-run-local", "cmdoption-tf4slurm-cancel-grace-period"} <= anchors
+    assert "cmdoption-tf4slurm-run-ps" not in anchors  # "Options of a job" has it
 
 
 def test_each_option_has_an_entry_and_a_variable(site: Site) -> None:
     keys = {key for option in options_of(BatchSpec).values() for key in option.keys}
-    assert {f"cmdoption-tf4slurm-{key}" for key in keys} <= site.anchors_of("reference/options.html")
-    assert {f"tf4slurm-{key}" for key in keys} <= site.anchors_of("reference/environment.html")
+    anchors = site.anchors_of("reference/options.html")
+    assert {f"cmdoption-tf4slurm-{key}" for key in keys} <= anchors
+    assert {f"tf4slurm-{key}" for key in keys} <= anchors
 
 
 def constants() -> Iterator[str]:
