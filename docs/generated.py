@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import html
 import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
+
+from docutils.nodes import make_id
 
 import tf4slurm
 import tf4slurm.tensorflow
@@ -175,7 +178,38 @@ def _count_tests(tests: SubjectTests | None) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
 
+def make_search() -> str:
+    """Return the search field of the troubleshooting page; _static/symptoms.js fills its list."""
+    return """<div id="symptom-search">
+<input type="search" placeholder="Words of the message" aria-label="Words of the message">
+<ul></ul>
+<p hidden>No entry has these words: <a href="search.html">search the whole site</a>.</p>
+</div>"""
+
+
+def make_symptoms() -> str:
+    """Return links to all entries of troubleshooting/, in the order of the pages, with their texts for the search."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    sections = map(_symptoms_of, re.findall(r"^troubleshooting/\w+$", page, re.MULTILINE))
+    return "\n\n".join([*sections, '<script src="_static/symptoms.js"></script>'])
+
+
+def _symptoms_of(page: str) -> str:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    title, *entries = re.split(r"^##? (?=\S)", text, flags=re.MULTILINE)[1:]
+    items = []
+    for entry in entries:
+        heading, _, remedy = entry.partition("\n")
+        message = heading.strip("` ")
+        tag = "code" if heading.startswith("`") else "span"
+        link = f'<a href="{page}.html#{make_id(message)}"><{tag}>{html.escape(message)}</{tag}></a>'
+        items.append(f'<li data-text="{html.escape(" ".join(remedy.split()))}">{link}</li>')
+    return "\n".join([f"## [{title.splitlines()[0]}]({page}.md)", "", '<ul class="symptoms">', *items, "</ul>"])
+
+
 GENERATORS = {
+    "search": make_search,
+    "symptoms": make_symptoms,
     "verbs": make_verbs,
     "options": make_options,
     "files": make_files,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def test_index_for_language_models_names_each_page(site: Site) -> None:
     assert re.match(r"# tf4slurm\n\n> .*TensorFlow", text)
     made_by_sphinx = {"index.html", "genindex.html", "py-modindex.html", "search.html"}
     names = {path.relative_to(site.directory).as_posix() for path in site.pages}
-    below_another = {path for path in names if path.startswith("sites/")} - {"sites/index.html"}
+    below_another = {path for path in names if path.startswith(("sites/", "troubleshooting/"))} - {"sites/index.html"}
     assert sorted(links) == sorted(names - below_another - made_by_sphinx)
 
 
@@ -233,3 +234,35 @@ def test_search_works_from_disk_without_a_network(site: Site, browser: Browser) 
     words = browser.words(f"{(site.directory / 'search.html').as_uri()}?q=grace+period")
     assert re.search(r"found \d+ pages? matching|finished, found", words), words
     assert "Options of a job" in words
+
+
+SEARCHES = {
+    "InterfaceError: Interface 'ib7' does not exist on node n003. Found: eth0, lo.": "cluster.html#interface-does-not",
+    "worker/1 was killed by signal 9 (SIGKILL)": "task.html#was-killed-by-signal-9",
+    "connection reset by peer": "cluster.html#failed-to-connect",
+    "squeue": "slurm.html#the-job-has-ended",
+    "diverged": "training.html#loss-is-nan",
+}
+"""What is typed in the search field of the troubleshooting page -> a part of the first link that it shows."""
+
+SEARCH_EACH_MESSAGE = """
+const field = document.querySelector("#symptom-search input");
+const search = (typed) => {
+  field.value = typed;
+  field.dispatchEvent(new Event("input"));
+  return document.querySelector("#symptom-search li a")?.getAttribute("href");
+};
+const links = [...document.querySelectorAll("ul.symptoms a")].filter((link) => link.querySelector("code"));
+"""
+
+
+def test_search_for_a_message_shows_its_entry_first(site: Site, browser: Browser) -> None:
+    with browser.open((site.directory / "troubleshooting.html").as_uri()) as page:
+        page.evaluate(SEARCH_EACH_MESSAGE)
+        assert page.evaluate("links.length") >= 100
+        text = "link.textContent.replaceAll('…', 'n003')"
+        assert page.evaluate(f"links.filter((link) => search({text}) !== link.getAttribute('href')).map(String)") == []
+        found = {typed: page.evaluate(f"search({json.dumps(typed)})") for typed in SEARCHES}
+        assert {typed: link for typed, link in found.items() if SEARCHES[typed] not in link} == {}
+        assert page.evaluate("search('zebra')") is None
+        assert page.errors == []

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each message is really produced, and each producer has its message on the page."""
+"""docs/troubleshooting/: each message is really produced, and each producer has its message on a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.troubleshooting.commands import COMMANDS
 from tests.troubleshooting.jobs import JOBS
-from tests.troubleshooting.page import Entry, read_entries, read_index
+from tests.troubleshooting.page import Entry, read_entries
 from tests.troubleshooting.scripts import SCRIPTS
 from tests.troubleshooting.slurm import SLURM
 from tests.troubleshooting.workplace import Table, Workplace
@@ -64,15 +64,3 @@ def test_each_entry_has_a_producer_and_each_producer_an_entry() -> None:
 def test_each_entry_has_a_remedy_of_few_lines() -> None:
     for entry in read_entries():
         assert 1 <= len(entry.text.splitlines()) <= 5, entry.message
-
-
-def test_index_lists_the_first_words_of_each_entry_with_its_anchor() -> None:
-    expected = sorted(
-        ((entry.first_words, entry.anchor) for entry in read_entries()), key=lambda each: each[0].strip("`*-").lower()
-    )
-    lines = "\n".join(f"* [{quote(words)}](#{anchor})" for words, anchor in expected)
-    assert read_index() == expected, f"The index must be:\n{lines}"
-
-
-def quote(text: str) -> str:
-    return f"`` {text} ``" if "`" in text else f"`{text}`"

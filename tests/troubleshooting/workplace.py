@@ -1,4 +1,4 @@
-"""Where the messages of docs/troubleshooting.md are produced, and what a producer is."""
+"""Where the messages of docs/troubleshooting/ are produced, and what a producer is."""
 
 from __future__ import annotations
 
@@ -93,4 +93,4 @@ class Producer:
 
 
 Table = Mapping[str, Producer]
-"""First words of each message on the page -> how it is produced."""
+"""First words of each message on the pages -> how it is produced."""
