@@ -169,6 +169,7 @@ class _NoSpawner:
     """Spawner that starts nothing, and sends the address of the launcher to the tasks."""
 
     is_local = True
+    is_external = False
     others = NO_OTHERS
 
     def __init__(self, pipe: Connection) -> None:

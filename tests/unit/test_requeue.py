@@ -15,10 +15,11 @@ import pytest
 from tf4slurm.errors import LaunchError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.launch import launcher, requeue
+from tf4slurm.launch import patience, requeue
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result import TerminalOutput
+from tf4slurm.launch.spawners import ExternalSpawner
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
 from tf4slurm.spec.job_spec import JobSpec
@@ -104,7 +105,8 @@ def test_two_requeued_runs_without_a_new_step_end_the_requeues(monkeypatch: pyte
 
     async def requeue_job(directory: RunDirectory, file: ResultFile) -> ResultFile:
         request = Requeue("7", 9)
-        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, TerminalOutput(), request)
+        spec = JobSpec(("true",), workers=1).for_tasks(None)
+        started = Launcher(spec, ExternalSpawner(), directory, TerminalOutput(), request)
         return await started._requeue_job(file, request)
 
     try:
@@ -159,7 +161,7 @@ class SlowRequeue(Requeue):
 
     def requeue(self, excluded_nodes: Sequence[str] = ()) -> bool:
         async def signal_launcher() -> None:
-            self.launcher._is_impatient.set()
+            self.launcher._writer.is_impatient.set()
             await asyncio.sleep(0.1)
 
         asyncio.run_coroutine_threadsafe(signal_launcher(), self.loop).result(10)
@@ -169,12 +171,13 @@ class SlowRequeue(Requeue):
 def test_slow_controller_is_waited_for_without_a_warning(
     monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(launcher, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(patience, "_PATIENCE_SECONDS", 0.05)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     async def requeue_job() -> ResultFile:
         slow = SlowRequeue("7", 1)
-        started = Launcher(JobSpec(("true",), workers=1).for_tasks(None), None, directory, TerminalOutput(), slow)
+        spec = JobSpec(("true",), workers=1).for_tasks(None)
+        started = Launcher(spec, ExternalSpawner(), directory, TerminalOutput(), slow)
         for name, value in (("launcher", started), ("loop", asyncio.get_running_loop())):
             object.__setattr__(slow, name, value)
         return await started._requeue_job(STOPPED, slow)

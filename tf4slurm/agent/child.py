@@ -126,9 +126,7 @@ class OwnedChild(TaskProcess):
         loop = asyncio.get_running_loop()
         handle_stop_signals(loop, lambda name: self._client.update(stop_signal=name))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        if not isinstance(
-            self._rendezvous.identity, LocalTask
-        ):  # a local agent ends with the launcher
+        if not isinstance(self._rendezvous.identity, LocalTask):  # a local agent ends with the launcher
             watch_guard(loop, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tf4slurm import __version__
 from tf4slurm.agent.rendezvous import spec_to_environ
-from tf4slurm.cluster import Address
-from tf4slurm.control.clock import JobClock
-from tf4slurm.control.credentials import ControlEndpoint, create_credentials
+from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.control.records import Outcome, Phase
-from tf4slurm.control.service import ControlService, max_gap_seconds
-from tf4slurm.control.state import JobState
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
     EXIT_PREFLIGHT,
@@ -32,7 +25,6 @@ from tf4slurm.errors import (
     FAILED,
     REQUEUED,
     STOPPED,
-    InterfaceError,
     LaunchError,
     RunDirectoryError,
     describe_end,
@@ -42,11 +34,11 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.jobs.worker_jobs import end_worker_jobs
+from tf4slurm.launch.hosting import close_service, make_service, start_service, wait_for_late_tasks, write_control
+from tf4slurm.launch.patience import PatientWriter
 from tf4slurm.launch.requeue import Requeue, mark_requeued
 from tf4slurm.launch.result import Result, TerminalOutput, load_report, make_result_file, save_result, write_report
 from tf4slurm.launch.suspension import handle_suspension
-from tf4slurm.network.interfaces import host_addresses, interface_address
-from tf4slurm.placement import place_tasks
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import query_resources
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
@@ -61,15 +53,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOPBACK = "127.0.0.1"
-_LATE_SECONDS = 0.1
 _CLOSE_SECONDS = 2.0
-_PATIENCE_SECONDS = 5.0  # for the file system of the run directory, before a warning
-_FILE_SYSTEM_SECONDS = 300.0  # after the warning; a parallel file system's failover takes 30 to 300 s
 _LOAD_SECONDS = 3.0
 _ADMIT_POLL_SECONDS = 1.0
 _END_JOBS_SECONDS = 15.0  # for Slurm's programs too
-_T = TypeVar("_T")
 
 
 class Launcher:
@@ -78,7 +65,7 @@ class Launcher:
     def __init__(
         self,
         spec: JobSpec,
-        spawner: Spawner | None,
+        spawner: Spawner,
         run_directory: RunDirectory,
         terminal: TerminalOutput,
         requeue: Requeue | None = None,
@@ -87,9 +74,10 @@ class Launcher:
         arguments: Sequence[str] = (),
         node: str | None = None,
     ) -> None:
-        """Create the launcher. Without a spawner, srun has started the tasks, and `node` is Slurm's name of this node.
+        """Create the launcher.
 
-        `arguments`, the command line of this process, is for job.json.
+        `node` is Slurm's name of this node if the launcher is in the process of a task's agent. `arguments`, the
+        command line of this process, is for job.json.
         """
         self._spec = spec
         self._spawner = spawner
@@ -99,14 +87,13 @@ class Launcher:
         self._job_id = job_id
         self._arguments = tuple(arguments)
         self._node = node
-        self._files = ThreadPoolExecutor(1)  # writes to the run directory
+        self._writer = PatientWriter(run_directory)
         self._service = make_service(spec, spec.counts, self._on_event)
         self._clock = self._service.clock
-        self._events = EventLog(run_directory.events, self._clock, self._files)
+        self._events = EventLog(run_directory.events, self._clock, self._writer.thread)
         self._state = self._service.state
         self._started_at = self._clock.now()
-        self._recorder = Recorder(run_directory, self._state, self._clock, self._files)
-        self._is_impatient = asyncio.Event()
+        self._recorder = Recorder(run_directory, self._state, self._clock, self._writer.thread)
 
     @property
     def leaves_step_running(self) -> bool:
@@ -121,12 +108,12 @@ class Launcher:
         """Run the job to its end; return the result."""
         adopt_orphans()
         watches = [asyncio.create_task(self._recorder.run())]
-        if self._spawner is not None:
+        if not self._spawner.is_external:
             self._take_signals()
             watches.append(asyncio.create_task(self._watch_slurmstepd()))  # else this process's agent watches it
         self._start_threads()
         try:
-            await self._in_time(self._write_job)
+            await self._writer.call(self._write_job)
             self._terminal.on_run_directory(self._run_directory)
             if self._requeue is not None and (obstacle := await in_thread(self._requeue.find_obstacle)) is not None:
                 logger.warning("%s", obstacle)
@@ -135,10 +122,9 @@ class Launcher:
             for watch in watches:
                 watch.cancel()
             try:
-                if self._spawner is not None:
-                    await self._spawner.close(_CLOSE_SECONDS)
+                await self._spawner.close(_CLOSE_SECONDS)
             finally:
-                await close_service(self._service, self._run_directory, self._files)
+                await close_service(self._service, self._run_directory, self._writer.thread)
         return await self._conclude()
 
     def _start_threads(self) -> None:
@@ -154,22 +140,21 @@ class Launcher:
 
     async def _run_tasks(self) -> None:
         """Start the control service and the agents, and wait for the end of the job."""
-        is_local = self._spawner is not None and self._spawner.is_local
-        endpoint = await start_service(self._service, self._node, is_local=is_local)
+        endpoint = await start_service(self._service, self._node, is_local=self._spawner.is_local)
         ending = asyncio.create_task(self._service.wait_for_end())
         inviting = asyncio.create_task(self._admit_workers(endpoint))  # staging may take longer than `join` waits
         try:
             await self._start_tasks(endpoint, ending)
             await ending
-            if self._spawner is None:
+            if self._spawner.is_external:
                 await wait_for_late_tasks(self._service)
         finally:
             inviting.cancel()
 
     async def _start_tasks(self, endpoint: ControlEndpoint, ending: asyncio.Task[None]) -> None:
-        """Start the agents, or write control.json for those that srun has started."""
-        if self._spawner is None:
-            await self._in_time(write_control, endpoint, self._run_directory)
+        """Start the agents, or write control.json for those that exist."""
+        if self._spawner.is_external:
+            await self._writer.call(write_control, endpoint, self._run_directory)
         elif self._state.outcome is None:
             environment = {**endpoint.to_environ(), **spec_to_environ(self._spec, self._run_directory.path)}
             starting = asyncio.create_task(self._spawner.start(environment, self))
@@ -209,13 +194,12 @@ class Launcher:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background process of a shell script
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
-        assert self._spawner is not None
         is_local, others = self._spawner.is_local, self._spawner.others
         handle_suspension(self._spec.launcher_loss_seconds, is_local=is_local, others=others)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._state.phase is Phase.ENDED:
-            self._is_impatient.set()
+            self._writer.is_impatient.set()
         if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
             self._state.skip_grace_period(self._clock.now())  # a second Ctrl-C
         self._stop(number, f"the launcher received {signal.Signals(number).name}")
@@ -268,13 +252,13 @@ class Launcher:
 
     async def _admit_workers(self, endpoint: ControlEndpoint) -> None:
         """Write control.json when workers want to join this job; its own tasks do not need this file."""
-        if self._spawner is None or not can_grow(self._spec.counts):
+        if self._spawner.is_external or not can_grow(self._spec.counts):
             return
         has_failed = False
         while True:
-            if await asyncio.wrap_future(self._files.submit(self._run_directory.has_worker_arrays)):
+            if await asyncio.wrap_future(self._writer.thread.submit(self._run_directory.has_worker_arrays)):
                 try:
-                    return await self._in_time(write_control, endpoint, self._run_directory)
+                    return await self._writer.call(write_control, endpoint, self._run_directory)
                 except RunDirectoryError as error:
                     if not has_failed:
                         logger.warning("no worker can join this job yet: %s", error)
@@ -286,7 +270,7 @@ class Launcher:
         if self._job_id is None or not can_grow(self._spec.counts):
             return
         path = self._run_directory.path
-        name = path.name if self._spawner is None else f"{self._spec.name}-{self._job_id}"
+        name = path.name if self._spawner.is_external else f"{self._spec.name}-{self._job_id}"
         ending: asyncio.Future[Any] = in_thread(end_worker_jobs, KnownJob(self._job_id, name, str(path.parent)))
         # A signal does not end this wait, because Slurm sends some to a job that was requeued.
         await asyncio.wait({ending}, timeout=_END_JOBS_SECONDS)
@@ -297,28 +281,6 @@ class Launcher:
             self._run_directory.write(query_resources(job_id))
         except (LaunchError, RunDirectoryError) as error:
             logger.info("slurm.json is not written: %s", error)
-
-    async def _in_time(self, write: Callable[..., _T], *arguments: object) -> _T:
-        """Write to a file system that may have stalled. A signal after the end of the job ends the wait.
-
-        Raises:
-            RunDirectoryError: The write was not done in time, or has failed.
-        """
-        writing = asyncio.wrap_future(self._files.submit(write, *arguments))
-        hurry: asyncio.Future[Any] = asyncio.create_task(self._is_impatient.wait())
-        path = str(self._run_directory.path)
-        text = f"The file system of the run directory {path!r} does not answer"
-        try:
-            await asyncio.wait({writing}, timeout=_PATIENCE_SECONDS)
-            if not writing.done():
-                logger.warning("%s: waiting for it, at most %g s", text, _FILE_SYSTEM_SECONDS)
-                both: set[asyncio.Future[Any]] = {writing, hurry}
-                await asyncio.wait(both, timeout=_FILE_SYSTEM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            hurry.cancel()
-        if writing.done():
-            return writing.result()
-        raise RunDirectoryError(f"{text}: what was to be written there may be missing.", path=path)
 
     async def _conclude(self) -> Result:
         """Write the result and the report, then end the workers that have joined."""
@@ -334,9 +296,9 @@ class Launcher:
                 if file.state == STOPPED:
                     file = await self._requeue_job(file, self._requeue)
                 if file.state != REQUEUED:
-                    await self._in_time(self._requeue.end)
-            await self._in_time(save_result, file, directory)  # last: all other files exist then
-            report = await self._in_time(write_report, directory)
+                    await self._writer.call(self._requeue.end)
+            await self._writer.call(save_result, file, directory)  # last: all other files exist then
+            report = await self._writer.call(write_report, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
             logger.error("%s", error)
         result = Result(file, directory, report)
@@ -349,86 +311,16 @@ class Launcher:
 
         If Slurm accepts the request, Slurm ends this process.
         """
-        reason = await self._in_time(requeue.find_reason, file.exit_code, self._run_directory)
+        reason = await self._writer.call(requeue.find_reason, file.exit_code, self._run_directory)
         if reason is None:
             return file
         if reason == "time limit":  # a preempted run may not have had the time for a step
-            progress = await self._in_time(requeue.progress_of_runs, self._run_directory, file.furthest_step)
+            progress = await self._writer.call(requeue.progress_of_runs, self._run_directory, file.furthest_step)
             if progress.is_stuck:
                 text = f"{file.reason} The job is not requeued. {progress}"
                 return dataclasses.replace(file, state=FAILED, exit_code=EXIT_NO_PROGRESS, reason=text)
         signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm sends them to end this process
         requeued = mark_requeued(file, reason)
-        await self._in_time(save_result, requeued, self._run_directory)  # before Slurm may end this process
-        # Not in `_in_time`: Slurm's signal after its answer would end that wait.
+        await self._writer.call(save_result, requeued, self._run_directory)  # before Slurm may end this process
+        # Not in `PatientWriter.call`: Slurm's signal after its answer would end that wait.
         return requeued if await in_thread(requeue.requeue, self._state.excluded_nodes) else file
-
-
-# The control service, in the launcher or in the sidecar of rank 0
-
-
-def make_service(
-    spec: JobSpec, counts: Mapping[str, int], on_event: Callable[..., None] = lambda *_, **__: None
-) -> ControlService:
-    """Return the control service of a job with `counts` tasks of each role."""
-    tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
-    clock = JobClock(max_gap_seconds(spec))
-    return ControlService(JobState(tasks, spec, clock.now(), on_event), create_credentials(), clock)
-
-
-async def start_service(service: ControlService, node: str | None = None, *, is_local: bool = False) -> ControlEndpoint:
-    """Start the service; return its addresses and the credentials.
-
-    Args:
-        node: Slurm's name of this node. If the job names an interface, only this node's address on the interface is
-            returned; without an interface, or if `node` is None, all addresses of this host are.
-        is_local: Listen only on the loopback interface.
-
-    Raises:
-        OSError: The service cannot listen.
-        PortsInUseError: None of the service's ports is free.
-    """
-    spec = service.state.spec
-    port = await service.start(_LOOPBACK if is_local else "")
-    hosts = (_LOOPBACK,) if is_local else await in_thread(_find_hosts, spec.interface, node)
-    return ControlEndpoint(tuple(Address(host, port) for host in hosts), service.credentials.shared)
-
-
-def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
-    if interface is not None and node is not None:
-        with contextlib.suppress(InterfaceError):  # the agent of this task reports the error
-            return (interface_address(interface, node),)
-    return host_addresses() or (socket.gethostname(),)
-
-
-async def wait_for_late_tasks(service: ControlService) -> None:
-    """Serve the tasks that register after the end of a job that has not formed; else they would look for the service.
-
-    At most for the start timeout; not at all if that is the reason of the end.
-    """
-    state = service.state
-    is_late = [record for record in state.tasks.members if not record.has_registered]
-    if state.outcome is None or state.outcome.has_timed_out or not is_late:
-        return
-    deadline = service.clock.now() + state.spec.start_timeout_seconds
-    while service.clock.now() < deadline and not all(record.is_gone for record in is_late):
-        await asyncio.sleep(_LATE_SECONDS)
-
-
-def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> None:
-    """Write control.json, in which tasks that srun started find the addresses of the service."""
-    run_directory.write_control(endpoint.to_json())
-
-
-async def close_service(service: ControlService, run_directory: RunDirectory, files: Executor) -> None:
-    """Close the service, and remove control.json.
-
-    The executor `files` removes the file, after any unfinished write of the file.
-    """
-    await service.close()
-    await asyncio.wait({asyncio.wrap_future(files.submit(_remove, run_directory.control))}, timeout=_CLOSE_SECONDS)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

@@ -39,15 +39,10 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.jobs.status import JobFiles
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
-from tf4slurm.launch.launcher import (
-    Launcher,
-    close_service,
-    make_service,
-    start_service,
-    wait_for_late_tasks,
-    write_control,
-)
+from tf4slurm.launch.hosting import close_service, make_service, start_service, wait_for_late_tasks, write_control
+from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.result import Result, TerminalOutput, save_result
+from tf4slurm.launch.spawners import ExternalSpawner
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep
@@ -106,7 +101,7 @@ def run_task(
         return 0 if agent.was_terminated else exit_code
     warn_of_resolver(spec.command)
     register_job(path.name, spec.runs_directory, environ, step.job_id)
-    launcher = Launcher(spec, None, directory, terminal, job_id=step.job_id, node=step.node_name)
+    launcher = Launcher(spec, ExternalSpawner(), directory, terminal, job_id=step.job_id, node=step.node_name)
 
     async def run_both() -> Result:
         return (await asyncio.gather(launcher.run(), agent.run()))[0]

@@ -67,6 +67,7 @@ class Spawner(Protocol):
     """Starts one agent per task. After `close` no agent runs."""
 
     is_local: bool
+    is_external: bool  # the agents exist: srun has started them, one in this process
     others: Others  # children of this process that are not the job's
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
@@ -87,6 +88,7 @@ class LocalSpawner:
     """
 
     is_local = True
+    is_external = False
 
     def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Fork the agents. Call this while the process is single-threaded and has no event loop."""
@@ -161,10 +163,25 @@ async def _watch(rank: int, agent: _ForkedAgent, listener: SpawnerListener) -> N
     listener.on_agent_exit(rank, agent.process.exitcode or 0)
 
 
+class ExternalSpawner:
+    """Starts nothing, for `srun tf4slurm task`: srun has started the agents. They find the service by control.json."""
+
+    is_local = False
+    is_external = True
+    others = NO_OTHERS
+
+    async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
+        pass
+
+    async def close(self, grace_period_seconds: float) -> None:
+        pass
+
+
 class SrunSpawner:
     """Starts one agent per task of a step. While agents run, srun gets no signal: it would kill all agents."""
 
     is_local = False
+    is_external = False
     others = NO_OTHERS
 
     def __init__(
