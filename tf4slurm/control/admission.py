@@ -1,4 +1,4 @@
-"""Which processes may take part in a job: the checks of a registration. No side effects."""
+"""Decide whether a process that registers may take part in the job. No function here has side effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Refusal:
 
     Attributes:
         reason: The reason, as a clause.
-        is_mismatch: The job was started wrongly: it cannot form its cluster with this process, nor without it.
+        is_mismatch: Whether the job was started wrongly. It can form its cluster neither with this process nor without.
     """
 
     reason: str
@@ -31,7 +31,10 @@ class Refusal:
 
 
 def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | Refusal:
-    """Return the record of the member that registers, for the first time or again."""
+    """Return the record of the member that registers, or the reason why it is refused.
+
+    A member registers again after each broken connection.
+    """
     rank, members = registration.rank, tasks.members
     if registration.version != __version__:
         return Refusal(
@@ -52,9 +55,14 @@ def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | R
 def admit_joined_worker(
     registration: Registration, tasks: TaskTable, *, is_ending: bool, workers_error: str
 ) -> TaskRecord | Refusal | None:
-    """Return the record of the joined worker that registers again; None for a new one that may join.
+    """Decide whether a worker may join, or may register again.
 
-    `workers_error` is the reason why the chief cannot use more workers.
+    Args:
+        is_ending: Whether the job was asked to stop, or its outcome is known.
+        workers_error: The reason why the chief cannot use more workers. Empty if it can.
+
+    Returns:
+        The record of a worker that registers again, None for a new worker that may join, or the reason of a refusal.
     """
     if registration.version != __version__:
         return Refusal(f"it runs tf4slurm {registration.version}, the job {__version__}; use the job's version")

@@ -1,4 +1,4 @@
-"""Barriers, at which scripts wait for each other: the arrived tasks, and the end of each barrier. No side effects."""
+"""Barriers at which scripts wait for each other. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class BarrierEnd:
     """The end of a barrier.
 
     Attributes:
-        name: Its name.
-        tokens: The call of `barrier()` that ends, by rank.
-        error: The reason why the barrier broke; empty if all tasks have arrived.
+        name: The name that the scripts gave to `barrier()`.
+        tokens: The token of each call of `barrier()` that ends, by the rank of the task.
+        error: The reason why the barrier broke. Empty if all tasks have arrived.
         waited_seconds: Seconds from the first arrival to the end.
     """
 
@@ -31,7 +31,13 @@ class BarrierEnd:
 
 @dataclass
 class _Barrier:
-    """One barrier: the time of the first arrival, the expected ranks, and (token, deadline) of each arrived rank."""
+    """One open barrier.
+
+    Attributes:
+        opened_at: Job time of the first arrival.
+        expected: The ranks of the tasks that must arrive.
+        arrived: (token, deadline) of each task that has arrived, by rank.
+    """
 
     opened_at: float
     expected: frozenset[int]
@@ -41,8 +47,9 @@ class _Barrier:
 class Barriers:
     """All barriers of a job.
 
-    A barrier ends when all expected tasks have arrived, or breaks if one cannot arrive. The expected tasks are the
-    members that run a script now: a spare once it has taken the place of a lost task, which then is not.
+    A barrier ends when all expected tasks have arrived. It breaks at a timeout, or if an expected task has ended. The
+    expected tasks are the members that run a script now. If a spare has replaced a lost task, only the spare is
+    expected.
     """
 
     def __init__(self) -> None:
@@ -51,7 +58,11 @@ class Barriers:
     def arrive(
         self, members: Sequence[TaskRecord], record: TaskRecord, arrival: BarrierArrival, now: float
     ) -> list[BarrierEnd]:
-        """Record an arrival, which replaces an earlier one at any barrier; return the barrier if it ends."""
+        """Record the arrival of a task. It replaces an earlier arrival of this task at any barrier.
+
+        Returns:
+            The end of the barrier if this arrival ends it, else an empty list.
+        """
         self.withdraw(record)
         key = (arrival.name, arrival.roles)
         is_first = key not in self._open
@@ -71,7 +82,7 @@ class Barriers:
                 del self._open[key]
 
     def check(self, members: Sequence[TaskRecord], now: float) -> list[BarrierEnd]:
-        """Return the barriers that end: all have arrived, the timeout is over, or an expected task cannot arrive."""
+        """Return the barriers that end: all have arrived, a timeout has expired, or an expected task has ended."""
         return [end for key in list(self._open) for end in self._check_one(members, key, now)]
 
     def clear(self) -> None:
@@ -99,7 +110,7 @@ class Barriers:
 
 
 def _expected(members: Sequence[TaskRecord], roles: tuple[str, ...]) -> frozenset[int]:
-    """Return the ranks of the tasks that run a script now, of these roles or of all."""
+    """Return the ranks of the tasks with these roles that run a script now. Without `roles`, all roles count."""
     return frozenset(
         record.rank for record in members if record.role.runs_script and (not roles or record.task.task_type in roles)
     )

@@ -1,4 +1,7 @@
-"""A task's client of the control service: one gRPC call, repeated after each failure until the service is lost."""
+"""A task's client of the control service.
+
+The client makes one gRPC call. It repeats the call after each failure, until it counts the service as lost.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ if TYPE_CHECKING:  # generic for type checkers only
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.1
-_CHECKS = 4  # per heartbeat timeout
+_CHECKS = 4  # time without a reading of the clock is a pause from `launcher_loss_seconds` / 4 on
 _END_OF_CALL_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 16 * 2**20  # more than the cluster spec of 100,000 tasks
 _OPTIONS = (
@@ -63,13 +66,13 @@ class ControlClient:
 
     Attributes:
         desired: The latest desired state from the service.
-        observed: The state of this task; change it with `update` and `begin_attempt`.
-        exited_at: Time (monotonic, seconds) when the last child exited; None if it runs. Each message of a change sends
-            its age.
-        cluster: The latest cluster from the service; None before the first.
-        cluster_attempt: The attempt that formed `cluster`; 0 without a cluster.
-        service_address: The address where this task last registered; None before that.
-        token: The job's token; empty before it is known.
+        observed: The state of this task. Change it with `update` and `begin_attempt`.
+        exited_at: Monotonic time in seconds when the last child exited. None while a child runs. The age of this time
+            is sent, because the clocks of hosts differ.
+        cluster: The latest cluster from the service. None before the first.
+        cluster_attempt: The attempt that formed `cluster`. 0 without a cluster.
+        service_address: The address of the service where this task last registered. None before the registration.
+        token: The job's token. Empty until `find_service` has returned it.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class ControlClient:
                 each attempt to connect, because it may read a file.
             make_registration: Returns the first message for a service at the given address. Called in a thread, because
                 it may resolve a name, until a registration is accepted.
-            num_tasks: Number of tasks of the job, with which the time limit for a connection grows.
+            num_tasks: Number of tasks of the job. The time limit for a connection grows with it.
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
@@ -100,7 +103,7 @@ class ControlClient:
         self._registration: Registration | None = None
         self._spec = spec
         self._connect_seconds = handshake_seconds(num_tasks)
-        self._clock: JobClock  # of `run`
+        self._clock: JobClock  # set by `run`
         self._deadline = float("inf")
         self._changed = asyncio.Event()
         self._is_due = asyncio.Event()
@@ -114,7 +117,7 @@ class ControlClient:
         self._is_due.set()
 
     def update_usage(self, usage: Usage) -> None:
-        """Set the child's resource usage, which is sent with the next heartbeat."""
+        """Set the child's resource usage. It is sent with the next heartbeat."""
         self.observed = dataclasses.replace(self.observed, usage=usage)
 
     def update_script(self, script: ScriptState) -> None:
@@ -137,8 +140,8 @@ class ControlClient:
     async def run(self) -> None:
         """Register this task, and exchange states with the service until this task has terminated.
 
-        If the connection then breaks before the service has confirmed this, the method tries to reconnect for
-        `reconnect_seconds`, after which the service counts the task as lost.
+        If the connection breaks before the service has confirmed that this task has terminated, the method tries to
+        reconnect for `reconnect_seconds`. After that time the service counts the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
@@ -154,7 +157,7 @@ class ControlClient:
             keeping_time.cancel()
 
     async def _keep_time(self) -> None:
-        """Read the clock regularly, so that it leaves out the time in which this process or its job is suspended."""
+        """Read the clock regularly, so that it notices and leaves out pauses of this process."""
         while True:
             await asyncio.sleep(self._spec.launcher_loss_seconds / _CHECKS / 2)
             self._now()
@@ -164,7 +167,7 @@ class ControlClient:
 
     @property
     def paused_seconds(self) -> float:
-        """How long this process was paused since `run` was called, in seconds."""
+        """The time in seconds for which this process was paused since `run` was called."""
         return self._clock.paused_seconds
 
     async def _run(self) -> None:
@@ -201,7 +204,7 @@ class ControlClient:
         )
 
     async def _find_in_time(self) -> ControlEndpoint | None:
-        """Return the result of `find_service`; None if the file system stalls beyond the deadline."""
+        """Return the result of `find_service`. Return None if the file system stalls beyond the deadline."""
         try:
             endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - self._now())
         except asyncio.TimeoutError:
@@ -211,7 +214,7 @@ class ControlClient:
         return endpoint
 
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
-        """Make one call and serve it until it ends; return whether this task has terminated."""
+        """Register in a new call, and exchange messages until it ends. Return whether this task has terminated."""
         registration = self._registration
         if registration is not None and self.desired.rank is not None:
             registration = dataclasses.replace(registration, joined_rank=self.desired.rank)
@@ -226,7 +229,7 @@ class ControlClient:
 
     @contextlib.asynccontextmanager
     async def _open_call(self, address: Address, credentials: Credentials) -> AsyncIterator[_Call]:
-        """Make the call of the service's one method on a new connection; cancel the call at the end."""
+        """Open a connection and call the service's method on it. Cancel the call at the end."""
         tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
         metadata = ((TOKEN_METADATA, credentials.token),)
         async with grpc.aio.secure_channel(_target(address), tls, options=_OPTIONS) as channel:
@@ -245,7 +248,11 @@ class ControlClient:
         self._changed.set()
 
     async def _serve(self, call: _Call) -> bool:
-        """Serve the call until it ends; return False if the service is lost, True if this task has terminated."""
+        """Exchange messages in a call until it ends.
+
+        Returns:
+            True if this task has terminated, False if the service has sent nothing for the heartbeat timeout.
+        """
         self._sent, self._is_heartbeat_due = ObservedState(), False
         self._is_due.set()
         receiving = asyncio.create_task(self._receive(call))
@@ -268,7 +275,7 @@ class ControlClient:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait for one of the tasks, at most until the deadline, which a received message moves."""
+        """Wait until one of the tasks is done, at most until the deadline. Each received message moves the deadline."""
         while (left := self._deadline - self._now()) > 0:
             done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:

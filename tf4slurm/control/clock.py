@@ -1,4 +1,4 @@
-"""The clock of a job: monotonic time that leaves out the pauses of its process."""
+"""The clock of a job. Its time is monotonic, and leaves out the pauses of this process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import Callable
 class JobClock:
     """Job time in seconds. Deadlines in job time do not expire while the process is paused.
 
-    A process is paused by SIGSTOP, by the suspension of its job or by its virtual machine. Messages that arrived in the
-    meantime are read afterwards, so no deadline may expire before they are.
+    A process is paused by SIGSTOP, by the suspension of its job or by its virtual machine. Messages that arrive during
+    a pause are read after it, and no deadline may expire before they are read.
     """
 
     def __init__(self, max_gap_seconds: float, read: Callable[[], float] = time.monotonic) -> None:
-        """`max_gap_seconds` is the longest time between two calls of `now` that is no pause, once `start` was called.
+        """Create a clock that leaves out no pauses until `start` is called.
 
-        `read` returns the monotonic time in seconds.
+        Args:
+            max_gap_seconds: A longer time between two calls of `now` is a pause.
+            read: Returns the monotonic time in seconds.
         """
         self._max_gap_seconds = max_gap_seconds
         self._read = read
@@ -25,9 +27,9 @@ class JobClock:
         self._paused = 0.0
 
     def start(self, on_pause: Callable[[float, float], None] = lambda _, __: None) -> None:
-        """Leave out pauses from now on, because `now` is called regularly.
+        """Leave out pauses from now on. The caller must call `now` regularly.
 
-        `on_pause` is called with the seconds of each pause, and the job time after it.
+        `on_pause` is called with the duration of each pause in seconds, and with the job time after it.
         """
         self._on_pause, self._last = on_pause, self._read()
 
@@ -42,6 +44,6 @@ class JobClock:
 
     @property
     def paused_seconds(self) -> float:
-        """The time that was left out until now, in seconds."""
+        """The time in seconds that was left out until now."""
         self.now()
         return self._paused

@@ -1,6 +1,7 @@
-"""The credentials of a job, and how its tasks receive them with the addresses of the control service.
+"""The credentials of a job, and how its tasks receive them.
 
-The tasks receive the certificate, which they pin, and the token, which they send with each call.
+Each task receives the addresses of the control service, its certificate and the job's token. A task accepts no other
+certificate, and sends the token with each call.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from tf4slurm.system.variables import CERTIFICATE_VARIABLE, CONTROL_VARIABLE, TO
 logger = logging.getLogger(__name__)
 
 TLS_NAME = "tf4slurm"
-"""The name in the certificate, which tasks check instead of the address: the service has many addresses."""
+"""The name in the certificate. Tasks check this name instead of the address, because the service has many addresses."""
 
-# RFC 5280, 4.1.2.5: 9999-12-31 means no expiration date, so that a host with a wrong clock can connect. The private key
-# is never written to a file.
+# RFC 5280, 4.1.2.5: 9999-12-31 means no expiration date. Hosts with a wrong clock can connect, too. No expiration date
+# is needed, because the private key is never written to a file.
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 _TOKEN_BYTES = 32
@@ -41,8 +42,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _MUNGE_SECONDS, _MUNGE_REQUESTS = 5.0, 3
 _PURPOSE = b"tf4slurm control secret: "
 _OPENED = (0, 15, 16, 17)
-"""STATUS of credentials that are valid, expired, from the future, or already opened on this host (munge.h). All are
-accepted, because many tasks open one credential, some of them late."""
+"""The accepted values of STATUS (munge.h): valid, expired, from the future, and already opened on this host. Many tasks
+open the same credential, some of them late."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,12 @@ class Credentials:
 
 @dataclass(frozen=True)
 class ServiceCredentials:
-    """The credentials of the control service: those of the tasks, and the private key of the certificate (PEM)."""
+    """The credentials of the control service.
+
+    Attributes:
+        shared: The credentials of the tasks.
+        private_key: The private key of the certificate (PEM).
+    """
 
     shared: Credentials
     private_key: bytes = field(repr=False)
@@ -103,7 +109,10 @@ def handshake_seconds(num_tasks: int) -> float:
 
 @dataclass(frozen=True)
 class ControlEndpoint:
-    """The addresses and credentials of the control service, for agents in their environment, else in control.json."""
+    """The addresses and credentials of the control service.
+
+    Agents that a launcher has started read them from their environment, all other tasks from control.json.
+    """
 
     addresses: tuple[Address, ...]
     credentials: Credentials
@@ -117,7 +126,7 @@ class ControlEndpoint:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], launch_host: str | None = None) -> ControlEndpoint:
-        """Read the launcher's variables. The address of srun's host, if known, comes first."""
+        """Read the launcher's variables. The first address is `launch_host`, the host of srun, if it is given."""
         addresses = [Address.from_text(text) for text in environ[CONTROL_VARIABLE].split(",")]
         if launch_host is not None:
             addresses.insert(0, Address(launch_host, addresses[0].port))
@@ -126,7 +135,8 @@ class ControlEndpoint:
     def to_json(self) -> dict[str, object]:
         """Return the content of control.json (mode 0600).
 
-        MUNGE, if it works, seals the credentials; also the certificate, which a file server could replace.
+        If MUNGE works on this host, it encrypts the credentials. This includes the certificate, which a file server
+        could otherwise replace.
         """
         credentials = dataclasses.asdict(self.credentials)
         sealed = seal_for_this_user(json.dumps(credentials))
@@ -135,7 +145,10 @@ class ControlEndpoint:
 
     @classmethod
     def from_file(cls, path: Path) -> ControlEndpoint | None:
-        """Read control.json; return None if the file does not exist, is invalid, or is writable by other users.
+        """Read control.json.
+
+        Returns:
+            None if the file does not exist, is invalid, belongs to another user, or is writable by other users.
 
         Raises:
             AuthenticationError: MUNGE cannot open the credentials on this host.
@@ -156,12 +169,13 @@ class ControlEndpoint:
             return None
 
 
-# Slurm's daemons authenticate each other with MUNGE, whose daemon encrypts a text with the cluster's key, records the
-# user, and decrypts the text for one user only. The programs take 2 ms each. No text is passed as an argument.
+# Slurm's daemons authenticate each other with MUNGE. MUNGE's daemon encrypts a text with the cluster's key, records the
+# user, and decrypts the text for one user only. The programs munge and unmunge take 2 ms each. They read the text from
+# standard input, because other users can see arguments.
 
 
 def seal_for_this_user(secret: str) -> str | None:
-    """Return a MUNGE credential that only this user can open; None if MUNGE does not work on this host."""
+    """Return a MUNGE credential that only this user can open. Return None if MUNGE does not work on this host."""
     try:
         sealed = _run_munge("munge", f"--restrict-uid={os.getuid()}", "--ttl=-1", text=_PURPOSE + secret.encode())
         credential = sealed.decode("ascii").strip()
@@ -173,7 +187,7 @@ def seal_for_this_user(secret: str) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def open_from_this_user(credential: str) -> str:
-    """Return the secret in a credential from `seal_for_this_user`; cache the last one.
+    """Return the secret in a credential from `seal_for_this_user`. The last secret is cached.
 
     Raises:
         AuthenticationError: MUNGE cannot open the credential on this host, or another user or program created it.
@@ -194,7 +208,7 @@ def open_from_this_user(credential: str) -> str:
 
 
 def _run_munge(program: str, *options: str, text: bytes) -> bytes:
-    """Return the output of munge or unmunge; a busy munged may time out and answer the next request."""
+    """Return the output of munge or unmunge. A request that times out is repeated, because munged may be busy."""
     for _ in range(_MUNGE_REQUESTS):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return _request_munge(program, *options, text=text)

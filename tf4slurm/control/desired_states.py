@@ -1,4 +1,4 @@
-"""The desired states of all tasks: the part that they share, and which of them have changed."""
+"""The desired states of all tasks, and which of them have changed since the service last sent them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class DesiredStates:
     """The desired states of all tasks.
 
     Attributes:
-        shared: The fields that all tasks share.
+        shared: A desired state with the values that are the same for all tasks.
     """
 
     def __init__(
         self, tasks: TaskTable, joined_workers: JoinedWorkers, grants_of: Callable[[int], tuple[ShardGrant, ...]]
     ) -> None:
-        """`grants_of` returns the leases of data shards to the task of a rank."""
+        """`grants_of` returns the data shards that are leased to the task of a rank."""
         self.shared = DesiredState()
         self._tasks = tasks
         self._joined_workers = joined_workers
@@ -30,7 +30,7 @@ class DesiredStates:
         self._changed: set[int] = set()
 
     def change(self, **changes: Any) -> None:
-        """Change fields that all tasks share."""
+        """Change fields in the desired states of all tasks."""
         self.shared = dataclasses.replace(self.shared, **changes)
         self.note_all()
 
@@ -39,12 +39,12 @@ class DesiredStates:
         self.note_all()
 
     def start(self, rank: int, start_count: int) -> None:
-        """Let the child of a task be started for the `start_count`-th time in this attempt."""
+        """Request the `start_count`-th start of a task's child in this attempt."""
         self._tasks[rank].desired_start_count = start_count
         self._changed.add(rank)
 
     def release(self, rank: int, token: str, error: str) -> None:
-        """End the call `token` of `barrier()`; `error` is empty if all tasks have arrived."""
+        """End the call of `barrier()` that has this token. `error` is empty if all tasks have arrived."""
         record = self._tasks[rank]
         record.released_barrier, record.barrier_error = token, error
         self._changed.add(rank)
@@ -63,7 +63,7 @@ class DesiredStates:
         return changed
 
     def of(self, rank: int) -> DesiredState:
-        """Return the desired state of a task; one that was lost must terminate if it sends again."""
+        """Return the desired state of a task. A task that was lost must terminate if it connects again."""
         record, shared = self._tasks.get(rank), self.shared
         has_joined = record is None or record.role.has_joined
         dismissal, exit_code = self._joined_workers.dismissal_of(rank)

@@ -1,4 +1,4 @@
-"""How the cluster forms when all tasks have registered, and why it did not form. No side effects."""
+"""Decide how the cluster forms, or why it did not form. No function here has side effects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf4slurm.spec.job_spec import JobSpec
 
 
 def spread_tasks(tasks: TaskTable) -> list[Task]:
-    """Return the task of each member for placement "spread"; the lost members become the last spares."""
+    """Return the task of each member for placement "spread". The lost members become the last spares."""
     present = tasks.present_members
     counts = Counter(record.task.task_type for record in present)
     placed = iter(place_tasks(counts, SPREAD, [record.node for record in present]))
@@ -23,7 +23,7 @@ def spread_tasks(tasks: TaskTable) -> list[Task]:
 
 
 def find_local_address(tasks: TaskTable) -> Outcome | None:
-    """Return the outcome if the members are on several nodes, and one has an address that no other can reach."""
+    """Return the outcome of a job on several nodes if a member has a loopback address, else None."""
     present = tasks.present_members
     for record in present if len({record.node for record in present}) > 1 else ():
         if record.address is not None and is_loopback(record.address.host):

@@ -1,7 +1,8 @@
-"""Changes of the workers of a running job: joined workers, and spares that replace lost workers. No side effects.
+"""Workers that join or leave a running job, and spares that replace lost workers. This module does no I/O.
 
-A joined worker takes no part in a rendezvous, at a barrier or in the job's outcome. Its child starts when the chief's
-script can use it. In another attempt it chooses a new port, and joins again when that attempt trains.
+A joined worker takes no part in the rendezvous, in barriers or in the job's outcome. Its child starts when the chief's
+script can use the worker. When a new attempt begins, the worker chooses a new port. It joins again when that attempt
+trains.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from tf4slurm.control.records import TaskEvent, TaskRecord
 from tf4slurm.errors import EXIT_NOT_FORMED
 from tf4slurm.spec.job_spec import JobSpec
 
-_LEAVE_SECONDS = 20.0  # for the closure that runs on it; Slurm kills a cancelled job 30 s after SIGTERM
+_LEAVE_SECONDS = 20.0  # for the closure that runs on the worker; Slurm kills a cancelled job 30 s after SIGTERM
 _NEVER = float("inf")
 
 
 @dataclass
 class _JoinedWorker:
-    """One present joined worker. Times are job times.
+    """One joined worker that has not left. Times are job times.
 
     Attributes:
         waits_until: Time when the joined worker is dismissed if the chief does not use it.
-        leaves_by: Time when a joined worker that leaves is dismissed, although the chief still uses it.
+        leaves_by: Time when a worker that was asked to leave is dismissed, even if the chief still uses it. Infinite
+            for a worker that was not asked to leave.
         has_served: Whether the child's server has answered in this attempt.
         is_used: Whether the chief uses the worker.
-        dismissal: The reason why the joined worker must end; empty if it need not.
+        dismissal: The reason why the joined worker must end. Empty if it need not end.
         exit_code: The exit code of a joined worker that must end.
     """
 
@@ -45,10 +47,10 @@ class _JoinedWorker:
 
 @dataclass
 class WorkerChanges:
-    """What a call has changed.
+    """The changes that a method of `JoinedWorkers` has made.
 
     Attributes:
-        events: Events of joined workers.
+        events: New events of joined workers.
         ranks: The tasks whose desired state has changed.
         usable: The joined workers that the chief can use.
     """
@@ -59,7 +61,7 @@ class WorkerChanges:
 
 
 class JoinedWorkers:
-    """The present joined workers of a job, and the workers that the chief should use."""
+    """The joined workers of a job that have not left, and the workers that the chief should use."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -74,11 +76,11 @@ class JoinedWorkers:
 
     @property
     def workers(self) -> tuple[tuple[int, str], ...]:
-        """The index and address of each worker that the chief should use; empty before the first change."""
+        """The index and address of each worker that the chief should use. Empty before the first change."""
         return self._workers
 
     def dismissal_of(self, rank: int) -> tuple[str, int]:
-        """Return the reason why the joined worker of this rank must end, and its exit code; "" and 0 if it need not."""
+        """Return why the joined worker of this rank must end, and its exit code. Return "" and 0 if it need not end."""
         worker = self._joined_workers.get(rank)
         return (worker.dismissal, worker.exit_code) if worker is not None else ("", 0)
 
@@ -86,11 +88,11 @@ class JoinedWorkers:
         self._joined_workers[record.rank] = _JoinedWorker(record, now + self._spec.start_timeout_seconds)
 
     def remove(self, rank: int) -> None:
-        """Forget a joined worker that is gone. The chief's workers change with the next `update`."""
+        """Remove a joined worker that is gone. The chief's workers change with the next `update`."""
         self._joined_workers.pop(rank, None)
 
     def leave(self, record: TaskRecord, why: str, now: float) -> WorkerChanges:
-        """Release a joined worker that has received a stop signal: the chief gives it no more work. Idempotent."""
+        """Let a joined worker leave after a stop signal. The chief gives it no more work. Idempotent."""
         changes, worker = WorkerChanges(), self._joined_workers[record.rank]
         if worker.may_be_used:
             worker.leaves_by = now + _LEAVE_SECONDS
@@ -106,11 +108,11 @@ class JoinedWorkers:
         return changes
 
     def note_replacement(self) -> None:
-        """Give the chief the workers, one of which has moved to a spare."""
+        """Note that a spare has replaced a worker. The next `update` gives the chief the new address."""
         self._has_replacement = True
 
     def begin_attempt(self) -> WorkerChanges:
-        """Keep the joined workers for the next attempt, but those that leave."""
+        """Keep the joined workers for the next attempt. Dismiss those that were asked to leave."""
         changes = WorkerChanges()
         for worker in self._joined_workers.values():
             worker.has_served = worker.is_used = False
@@ -152,7 +154,7 @@ class JoinedWorkers:
     def _find_dismissal(
         self, worker: _JoinedWorker, chief: TaskRecord, error: str | None, now: float
     ) -> tuple[str, int]:
-        """Return the reason why a joined worker must end, and its exit code; "" and 0 if it need not."""
+        """Return why a joined worker must end, and its exit code. Return "" and 0 if it need not end."""
         record, script = worker.record, chief.observed.script
         if script.workers_error:
             return script.workers_error, EXIT_NOT_FORMED

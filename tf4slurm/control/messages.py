@@ -1,8 +1,8 @@
 """Messages between the tasks and the control service: frozen dataclasses, encoded as JSON.
 
-A message describes a state, never a change: after a broken connection each side sends its current state again, and a
+A message describes a state, never a change. After a broken connection each side sends its current state again, and a
 repeated message has no effect. Within one call, an encoded `ObservedState` contains only the fields that have changed
-since the previous one. The service sends the empty message to request a heartbeat; a task answers with its changed
+since the previous one. The service sends the empty message to request a heartbeat. A task answers with its changed
 state, or with the empty message if nothing has changed.
 """
 
@@ -33,11 +33,12 @@ HEARTBEAT = b""
 JOINING_RANK = -1
 """The rank in a joined worker's registration. The service then chooses a rank."""
 MAX_STATE_BYTES = 2**20
-"""The largest encoded `ObservedState` that the service accepts; see `shrink`."""
+"""Maximum size of an encoded `ObservedState`. The service refuses larger messages, and `shrink` avoids them."""
 MAX_SCRIPT_BYTES = MAX_STATE_BYTES // 2
-"""The largest encoded `ScriptState`, that of all processes of a script together."""
+"""Maximum size of an encoded `ScriptState`, which describes all processes of a script together."""
 MAX_POSITION_BYTES = 3 * 2**17
-"""The largest encoded `ShardPosition`. A script sends it with at most 128 KiB of other fields, to restore it."""
+"""Maximum size of an encoded `ShardPosition`. To restore a position, a script sends it in a `ScriptState`, in which it
+leaves 128 KiB for other fields."""
 
 _MAX_CLUSTER_BYTES = 32 * 2**20  # uncompressed; 100,000 tasks take half of it
 _COMPRESSION_LEVEL = 6
@@ -54,9 +55,9 @@ class Registration:
     """A task's first message: its rank, its process, and the address where its child process will listen.
 
     Attributes:
-        incarnation: Unique id of this process among those of the same rank.
-        failure: The reason why this task cannot take part, as a sentence; None if the task can.
-        owns_child: Whether the agent starts and terminates the child; False for a sidecar.
+        incarnation: Id that distinguishes this process from other processes of the same rank.
+        failure: The reason why this task cannot take part, as a sentence. None if it can.
+        owns_child: Whether the agent starts and terminates the child. False for the sidecar of a plain srun script.
         joined_rank: The rank that the service has chosen for a joined worker. None until the worker knows it.
     """
 
@@ -73,7 +74,12 @@ class Registration:
 
 @dataclass(frozen=True)
 class BarrierArrival:
-    """A script's arrival at a barrier for `roles` (empty: all tasks that run a script), by the call `token`."""
+    """A script's arrival at a barrier.
+
+    Attributes:
+        token: Unique id of the script's call of `barrier()`.
+        roles: The roles whose tasks must arrive. Empty for all tasks that run a script.
+    """
 
     name: str
     token: str
@@ -83,16 +89,16 @@ class BarrierArrival:
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """What a script wants of the shards `name`. Shards are numbered through all epochs, in the order of their leases.
+    """A script's request for data shards. Shards are numbered through all epochs, in the order of their leases.
 
     Attributes:
-        token: Unique id of the script's `DataShards` object; its leases end when it is missing in a later message.
+        token: Unique id of the script's `DataShards` object. Its leases end when a later message lacks this request.
         size: Number of shards of an epoch.
         fingerprint: A hash of the data and the shard size.
-        capacity: The number of leases that the script wants to hold; with 0, it gives all back.
-        done: Shards that are done; repeated until the launcher no longer lists them in `ShardGrant.held`.
-        start: The position from which to continue.
-        position_request: A new number requests the position.
+        capacity: The number of leases that the script wants to hold. With 0 it gives all shards back.
+        done: Shards that are done. They are repeated until the launcher no longer lists them in `ShardGrant.held`.
+        start: The position from which to continue. None to begin with the first shard.
+        position_request: A number that the script changes to request the position.
     """
 
     name: str
@@ -113,8 +119,9 @@ class ShardGrant:
     Attributes:
         held: The shards that are leased to the script.
         is_over: All shards are done.
-        error: The reason why the request is refused; empty if it is not.
-        position: The position at the request `position_reply`.
+        error: The reason why the request is refused. Empty if it is not.
+        position: The position that the script has requested, else None.
+        position_reply: The last `position_request` that the launcher has answered.
     """
 
     token: str
@@ -138,10 +145,10 @@ class ScriptState:
         barrier: The barrier at which the script waits.
         stop_signal: The last stop signal that the script's process received.
         shards: The requests for leases of shards.
-        workers: The indices of the workers that a chief uses; None if its workers cannot change.
-        workers_error: The reason why they cannot change; empty if they can, or if the chief has no strategy yet.
-        unusable_workers: The index and error of each worker that has joined and on which the first closure failed.
-        ps_bytes: The bytes of the variables that a chief has created on each ps, by index; empty if unknown.
+        workers: The indices of the workers that a chief uses. None if its workers cannot change.
+        workers_error: The reason why the workers cannot change. Empty if they can, or if the chief has no strategy yet.
+        unusable_workers: The index of each joined worker whose first closure failed, and the error of this closure.
+        ps_bytes: The bytes of the variables that a chief has created on each ps, by index. Empty if unknown.
         is_helper: The process is a fork of another process of the script, or multiprocessing has started it.
     """
 
@@ -162,9 +169,13 @@ class ScriptState:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resource usage of a child process and its descendants: resident memory now, and processor time since the start.
+    """Resource usage of a child process and its descendants.
 
-    The traffic is that of all TCP connections to the child's port. For the GPUs see `agent.gpu_usage.GpuUsage`.
+    Attributes:
+        memory_bytes: Resident memory now.
+        cpu_seconds: Processor time since the start.
+        sent_bytes, received_bytes: Traffic of all TCP connections to the child's port.
+        gpu_percent, gpu_memory_bytes: See `agent.gpu_usage.GpuUsage`.
     """
 
     memory_bytes: int = 0
@@ -185,14 +196,14 @@ class ObservedState:
         start_count: How many times the child was started in this attempt.
         process_id: Process id of the last child.
         returncode: Exit code of the last child, or minus the number of the signal that killed it.
-        killed_by: What ended the child or its agent; None if the child ended by itself. With a sidecar: why Slurm does
-            not notice the end of the script, which is stopped ("liveness_probe") or has lost its slurmstepd.
+        killed_by: What ended the child or its agent. None if the child ended by itself. A sidecar sends why Slurm does
+            not notice the end of the script: the script is suspended ("liveness_probe"), or its slurmstepd is lost.
         exit_age_seconds: Seconds from the child's exit until this message was sent.
-        detail: `killed_by`, or the reason why the task is `not_ready`, in words. No rule reads it.
+        detail: `killed_by`, or the reason why the task is `not_ready`, in words. No rule reads this text.
         tail: The last lines of a child that failed.
         stop_signal: The last stop signal that the agent received.
         attempt: The attempt in which the task takes part, from 1.
-        port: The port where the child will listen; sent from the second attempt on.
+        port: The port where the child will listen. Sent from the second attempt on: the registration has the first.
         script, usage: The state and resource usage of the running child.
         has_server: A server has answered at the port of the running child.
         printed_nothing: The last child has exited with 0 and printed nothing.
@@ -224,19 +235,19 @@ class DesiredState:
         start_count: How many times the child should have been started in this attempt.
         terminate: Terminate the child (SIGTERM, then SIGKILL after `JobSpec.kill_wait_seconds`), then the agent.
         terminate_reason: The reason for `terminate`, as a sentence.
-        has_timed_out: The cluster did not form in time, hence `terminate`.
-        stop_reason: The reason to save and stop within `grace_period_seconds`; empty without a stop request.
+        has_timed_out: The reason for `terminate` is that the cluster did not form in time.
+        stop_reason: The reason to save and stop within `grace_period_seconds`. Empty without a stop request.
         released_barrier: Token of the script's latest call of `barrier()` whose barrier has ended.
-        barrier_error: The reason why this barrier broke; empty if all tasks arrived.
+        barrier_error: The reason why this barrier broke. Empty if all tasks arrived.
         shards: The answers to the script's requests for shards.
         is_training_over: No task needs the ps any more.
-        failed_tasks: The tasks, other than servers, that had failed when training was over; under plain srun, those
+        failed_tasks: The tasks, other than servers, that had failed when training was over. Under plain srun, those
             that have failed so far.
-        have_leaders_ended: The script of the chief, or without one of every worker, has ended or is lost.
+        have_leaders_ended: The chief's script has ended or is lost. Without a chief, every worker's script has.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
-        rank: The rank of a joined worker, which the service chooses; None for other tasks.
+        rank: The rank that the service has chosen for a joined worker. None for other tasks.
         exit_code: The exit code of a joined worker that must terminate.
-        workers: For the chief: the index and address of each worker that it should use; empty before any change.
+        workers: The index and address of each worker that a chief should use. Empty before any change.
     """
 
     attempt: int = 1
@@ -269,7 +280,7 @@ def encode(message: Message, before: Message | None = None) -> bytes:
 
 
 def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
-    """Decode a message of class `expected`; take missing fields from `before`.
+    """Decode a message of class `expected`. Missing fields have their values in `before`, or their defaults.
 
     Raises:
         MessageError: The payload is not such a message.
@@ -286,7 +297,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
     """Drop log lines, then metrics, then the end of `detail`, until the encoded state has at most `max_bytes`.
 
-    The other fields always fit: `MAX_SCRIPT_BYTES` is half of the default limit.
+    The other fields always fit, because `MAX_SCRIPT_BYTES` is half of the default limit.
     """
     if len(encode(observed)) <= max_bytes:
         return observed
@@ -302,14 +313,15 @@ def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> Observe
 
 
 def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
-    """Encode and compress the cluster of an attempt, the only message whose size grows with the number of tasks."""
+    """Encode and compress the cluster of an attempt. No other message grows with the number of tasks."""
     return zlib.compress(json.dumps([attempt, cluster_to_entries(cluster)]).encode(), _COMPRESSION_LEVEL)
 
 
 def cluster_to_entries(cluster: Cluster) -> list[tuple[int, str, int, str, str, int]]:
     """Return (gap, task_type, task_index, node, host, port) of each member, for JSON.
 
-    `gap` is the number of smaller ranks that are missing: equal numbers take no space in a compressed message.
+    `gap` is the number of smaller ranks that are missing. It is equal for most members, and equal numbers take no space
+    in a compressed message.
     """
     return [
         (member.rank - position, *member.task, member.node, *member.address)
@@ -328,15 +340,15 @@ def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
 
 
 def is_encoded_cluster(payload: bytes) -> bool:
-    """Return whether a message is not a JSON array and not empty, so that it contains a cluster."""
+    """Return whether a message contains a cluster. Every other message is empty or a JSON array."""
     return payload[:1] not in (b"", b"[")
 
 
 def decode_cluster(payload: bytes) -> tuple[int, Cluster]:
-    """Decode the result of `encode_cluster`; return the attempt and the cluster.
+    """Return the attempt and the cluster from the result of `encode_cluster`.
 
     Raises:
-        MessageError: The payload is incomplete, too large, or something else.
+        MessageError: The payload is incomplete, too large, or not such a result.
     """
     try:
         inflater = zlib.decompressobj()

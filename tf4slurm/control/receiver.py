@@ -1,4 +1,4 @@
-"""Receives the messages of tasks: compares each state with the previous one, and reports the changes to `JobState`."""
+"""Handle the messages of tasks: compare each state with the previous one, and report the changes to `JobState`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_PREFLIGHT, EXIT_TASK_LOST, des
 
 
 class Receiver:
-    """Receives the messages of a job's tasks, and the ends of connections and agents. `now` is the job time."""
+    """Handles the messages of a job's tasks, and the ends of connections and agents. `now` is always the job time."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
@@ -43,7 +43,7 @@ class Receiver:
             return record
         state.desired.note([record.rank])
         address = Address(registration.host, registration.port)
-        if record.role.has_joined and state.attempt > 1:  # it is in attempt 1 until it knows the current
+        if record.role.has_joined and state.attempt > 1:  # it reports attempt 1 until it knows the current
             record.address = address
         else:
             state.on_address(record, address)
@@ -72,7 +72,7 @@ class Receiver:
             record.last_heartbeat_at = now
 
     def on_disconnect(self, rank: int, now: float) -> None:
-        """Handle the end of a connection; the task may reconnect."""
+        """Handle the end of a connection. The task may reconnect."""
         record = self._tasks.get(rank)
         if record is not None and record.is_connected and not record.is_gone:
             self._state.emit("disconnected", record, "lost its connection")
@@ -99,7 +99,7 @@ class Receiver:
         if record.is_gone and observed.state != "terminated":
             return
         before = record.observed
-        if record.is_gone:  # it may have the role of a spare now
+        if record.is_gone:  # the record may have the role of a spare now
             record.observed = dataclasses.replace(before, state="terminated")
         elif observed.attempt == state.attempt or observed.state == "terminated":
             record.observed = observed
@@ -122,7 +122,7 @@ class Receiver:
             state.update_joined_workers()
 
     def _note_stop_signals(self, record: TaskRecord, before: ObservedState) -> None:
-        """Stop the job after a new stop signal to the agent, or to a script that it has started."""
+        """Stop the job after a new stop signal to an agent or its script. A joined worker leaves the job instead."""
         name, script = record.observed.stop_signal, record.observed.script.stop_signal
         is_new, is_new_in_script = name != before.stop_signal, script != before.script.stop_signal
         if record.is_gone:

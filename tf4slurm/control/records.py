@@ -1,4 +1,4 @@
-"""Records of the control service about a job: its phase, its tasks, the kinds of events, and the outcome."""
+"""Records of the control service: the phase of a job, its tasks, its kinds of events, and its outcome."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tf4slurm.roles import Role
 
 _MAX_ATTEMPTS_WITHOUT_STEP = 2
 IMPORT_SECONDS = 60.0
-"""Maximum seconds that a script is shown as "importing": some scripts start no server and report nothing."""
+"""Maximum time in seconds for which a script is shown as "importing". Some scripts start no server and report nothing,
+so nothing else ends this state."""
 
 
 class Phase(enum.Enum):
-    """The phase of a job. A new attempt returns to RENDEZVOUS; all other transitions move forward."""
+    """The phase of a job. A new attempt returns to RENDEZVOUS. All other transitions move forward."""
 
     RENDEZVOUS = "rendezvous"  # not all tasks have registered
     CHECKING = "checking"  # tasks check that the addresses of other tasks are reachable
@@ -39,7 +40,7 @@ class TaskRecord:
     Attributes:
         is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
         owns_child: See `Registration`.
-        attempt: The last attempt for which the task has sent an address; 0 before the task has registered.
+        attempt: The last attempt for which the task has sent an address. 0 before the task has registered.
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
         is_done: The child has ended and is not started again in this attempt. Not set when the attempt fails.
@@ -75,14 +76,14 @@ class TaskRecord:
         self.started_at = self.ended_at = None
 
     def is_importing(self, now: float) -> bool:
-        """Whether the script, started less than 60 s ago, has probably not yet imported TensorFlow."""
+        """Return whether the script has probably not yet imported TensorFlow. False from 60 s after its start."""
         observed = self.observed
         if observed.state != "running" or observed.has_server or observed.script != ScriptState():
             return False
         return self.started_at is not None and now - self.started_at < IMPORT_SECONDS
 
     def lost_at(self, now: float, task_loss_seconds: float) -> float:
-        """Return the time from which on the task may have been lost, which is noticed later."""
+        """Return the earliest time at which the task may have been lost. The loss is noticed later."""
         if self.has_registered and not self.is_connected:
             return self.disconnected_at
         return self.last_heartbeat_at if now - self.last_heartbeat_at > task_loss_seconds else now
@@ -100,9 +101,10 @@ class TaskRecord:
 
     @property
     def is_hidden_from_slurm(self) -> bool:
-        """Whether Slurm may miss the end of this task: it or its agent is stopped, or its host or slurmstepd is lost.
+        """Whether Slurm may not notice the end of this task.
 
-        If an agent, its guard or a sidecar is killed, its connection breaks, and Slurm notices the end of the script.
+        This is so if the task or its agent is suspended, or if its host or its slurmstepd is lost. If an agent, its
+        guard or a sidecar is killed, its connection breaks, and Slurm notices the end of the script.
         """
         if self.is_gone and self.is_connected and self.observed.state != "terminated":
             return True
@@ -124,12 +126,12 @@ class TaskRecord:
 
 @dataclass
 class JobProgress:
-    """The steps of a job in its attempts, or of the runs of a job that is requeued.
+    """The progress of a job in its attempts, or of a requeued job in its runs.
 
     Attributes:
-        furthest_step: The furthest step that a task has reported; None for none.
-        num_without_step: The number of latest attempts without a new step. Attempts before the first step do not count,
-            because not every script reports steps.
+        furthest_step: The highest step that a task has reported. None before the first report.
+        num_without_step: How many attempts in a row, up to the latest, had no new step. Attempts before the first step
+            do not count, because not every script reports steps.
     """
 
     furthest_step: int | None = None
@@ -205,7 +207,7 @@ class Outcome:
     Attributes:
         exit_code: The exit code of `tf4slurm run`.
         reason: The reason why the job ended, as a sentence.
-        cause: The task that failed first; None if no single task is the cause.
+        cause: The task that failed first. None if no single task is the cause.
         tail: The last lines that the child of `cause` printed.
         has_timed_out: The cluster did not form in time.
         is_stop: A person, a time limit or preemption stopped the job.
@@ -230,10 +232,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a task, and what the outcome is if it ends the job.
+    """The failure of a task. It begins another attempt or ends the job.
 
     Attributes:
-        outcome: The outcome if no other attempt follows.
+        outcome: The outcome if the failure ends the job.
         at: Job time of the exit or loss, in seconds.
         record: The task whose last lines explain the failure.
     """
@@ -244,7 +246,7 @@ class Failure:
 
 
 class TaskEvent(NamedTuple):
-    """An event of a task; see `EVENT_KINDS`."""
+    """An event of a task. `kind` is a key of `EVENT_KINDS`."""
 
     kind: str
     record: TaskRecord

@@ -1,4 +1,4 @@
-"""What scripts ask of the launcher: barriers, data shards, and the workers that a chief uses."""
+"""Handle the requests of scripts for barriers and data shards, and changes of the workers that a chief uses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step,
 
 
 class ScriptCalls:
-    """The barriers, shards and joined workers of a job. It applies to desired states and events what these return."""
+    """The barriers, data shards and joined workers of a job.
+
+    The methods of these return what has changed. This class puts the changes into desired states and events.
+    """
 
     def __init__(self, spec: JobSpec, tasks: TaskTable, emit: Callable[..., None]) -> None:
-        """`emit` is called with the kind, the task and the text of each event, and its facts."""
+        """`emit` is called with the kind, the task and the text of each event, and with facts as keyword arguments."""
         self.joined_workers = JoinedWorkers(spec)
         self._barriers = Barriers()
         self._shards = ShardLeases()
@@ -35,7 +38,7 @@ class ScriptCalls:
         return self._shards.progress()
 
     def on_script_state(self, record: TaskRecord, before: ScriptState, now: float) -> None:
-        """Handle a change of what a script reports."""
+        """Handle a change of a script's state. `before` is the previous state."""
         script = record.observed.script
         if script.barrier is None:
             self._barriers.withdraw(record)
@@ -56,11 +59,11 @@ class ScriptCalls:
             self.desired.change(failed_tasks=(*failed, record.name))
 
     def check(self, now: float) -> None:
-        """End the barriers whose timeout is over, or which a task cannot reach any more."""
+        """End the barriers at which a timeout has expired, or at which a task cannot arrive any more."""
         self._end_barriers(self._barriers.check(self._tasks.members, now))
 
     def note_end_of_training(self) -> None:
-        """Let the scripts know when no task needs the ps any more, and when the chief or all workers have ended."""
+        """Tell the scripts when no task needs the ps any more, and when the chief or all workers have ended."""
         members = self._tasks.members
         leaders = [record for record in members if record.role.is_leader]
         have_ended = bool(leaders) and all(record.is_done or record.is_gone for record in leaders)
@@ -96,7 +99,7 @@ class ScriptCalls:
             self._emit(*event)
 
     def _end_barriers(self, ends: Iterable[BarrierEnd], last: TaskRecord | None = None) -> None:
-        """Release the tasks at barriers that have ended, `last` of which has just arrived."""
+        """Release the tasks at barriers that have ended. `last` is the task that has just arrived, if any."""
         for end in ends:
             for rank, token in end.tokens.items():
                 self.desired.release(rank, token, end.error)

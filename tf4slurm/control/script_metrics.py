@@ -1,4 +1,4 @@
-"""The metrics of a script (`tf4slurm.report()`): the message to its agent, and the merging of many messages."""
+"""The metrics that a script reports (`tf4slurm.report()`): the message to its agent, and how messages are merged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 class StepMetrics:
     """One line of metrics/<role>-<index>.<attempt>.jsonl: a call of `tf4slurm.report()`, or several consecutive calls.
 
-    The file has one line per call until it has 20,000 numbers, divided by the number of tasks, but at least 100. Then
-    pairs of neighbouring lines are merged, and later calls are merged in groups of two; the next time in groups of
-    four, and so on. A merged line has the last, the lowest and the highest value, so the best value is not lost. Calls
-    with more than 1,000 numbers within 0.2 s are merged, too.
+    The file has one line per call up to a limit of 20,000 numbers divided by the number of tasks, at least 100. Beyond
+    the limit, pairs of neighbouring lines are merged, and later calls are merged in groups of two. The next time, later
+    calls are merged in groups of four, and so on. A merged line has the last, the lowest and the highest value, so the
+    best value is not lost. Calls with more than 1,000 numbers within 0.2 s are merged, too.
 
     Attributes:
         step: Training step of the last call with a step.
@@ -51,7 +51,7 @@ def merge_metrics(entries: Sequence[StepMetrics]) -> StepMetrics:
 
 
 def merge_to_limit(entries: Sequence[StepMetrics], max_values: int) -> list[StepMetrics]:
-    """Merge consecutive entries into groups of equal size, with at most `max_values` steps and metrics together."""
+    """Merge consecutive entries in groups of equal size, so that at most `max_values` steps and metrics are left."""
     num_values = max((1 + len(entry.metrics) for entry in entries), default=1)
     size = max(1, -(-len(entries) // max(1, max_values // num_values)))
     return [merge_metrics(entries[start : start + size]) for start in range(0, len(entries), size)]
@@ -76,7 +76,7 @@ class BoundedMetrics:
 
     Attributes:
         lines: The entries in the order of time. New entries may be merged into the last one until `seal` is called.
-        num_mergings: How often all pairs were merged; each time, all lines change.
+        num_mergings: How often all pairs were merged. Each merging changes all lines.
     """
 
     def __init__(self, max_values: int) -> None:

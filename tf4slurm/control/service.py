@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 _OBJECTS_PER_TASK = 100  # Python's default spends a third of a large rendezvous in garbage collection
 _TICKS_PER_INTERVAL = 5
-_RECENT = 0.25  # of the heartbeat interval; a task that has exchanged messages in it gets no heartbeat request
-_PUBLISH_SECONDS = 0.02  # the shortest time between two publications
+_RECENT = 0.25  # part of the heartbeat interval; after messages within it, no heartbeat is requested
+_PUBLISH_SECONDS = 0.02  # minimum time between two calls of `_send_changed` that send
 _STOP_SECONDS = 0.2  # for calls to end after `close`
 _CLOSE_SECONDS = 2.0
 _UNAUTHENTICATED_CONNECTIONS = 4096  # in addition to two per task
@@ -65,9 +65,10 @@ _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 def max_gap_seconds(spec: JobSpec) -> float:
-    """Return the part of a pause that counts as job time, in seconds.
+    """Return the longest time in seconds without a reading of the clock that is not a pause.
 
-    It is at least two ticks, in each of which the clock is read. Half of the time to reconnect is left after a pause.
+    It is at least two ticks, because each tick reads the clock. If possible, it is at most half of `reconnect_seconds`,
+    so that tasks have the other half to reconnect.
     """
     interval = spec.heartbeat_interval_seconds
     return max(2 * interval / _TICKS_PER_INTERVAL, min(interval, spec.reconnect_seconds / 2))
@@ -77,11 +78,11 @@ class ControlService:
     """Serves one job until `close`. Call `publish` after a change of `state`.
 
     Attributes:
-        clock: The job time, of which all times in `state` are.
+        clock: The clock of the job time. All times in `state` are job times.
     """
 
     def __init__(self, state: JobState, credentials: ServiceCredentials, clock: JobClock | None = None) -> None:
-        """Without a `clock`, the service creates one. `state` was created at a time of this clock."""
+        """`clock` is the clock by which `state` was created. The default is a new clock."""
         self.state = state
         self.receiver = Receiver(state)
         self.credentials = credentials
@@ -96,7 +97,7 @@ class ControlService:
         self._next_publication: asyncio.TimerHandle | None = None
 
     async def start(self, host: str = "") -> int:
-        """Start to listen at `host`, or at all addresses of this host; return the port.
+        """Start to listen at `host` (default: all addresses of this host). Return the port.
 
         Raises:
             PortsInUseError: None of the ports in the job's spec is free.
@@ -108,7 +109,7 @@ class ControlService:
         return port
 
     async def _start_server(self, host: str) -> int:
-        """Accept calls, each of which `_serve` handles; return the port."""
+        """Start the gRPC server, in which `_serve` handles each call. Return the port."""
         num_tasks = len(self.state.tasks)
         gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_PER_TASK * num_tasks))
         self._server = grpc.aio.server(
@@ -128,12 +129,12 @@ class ControlService:
         return self._port.port
 
     async def wait_for_end(self) -> None:
-        """Wait until the job's phase is ENDED, which the deadlines in `state` ensure."""
+        """Wait until the job's phase is ENDED. The deadlines in `state` ensure that the job reaches it."""
         assert self._ticker is not None
         await self._ticker
 
     def publish(self) -> None:
-        """Send the desired states that have changed; wake up `wait_for_end` if the job has ended.
+        """Send the desired states that have changed. If the job has ended, let `wait_for_end` return.
 
         States are sent at most every 20 ms: sending them together takes less processor time.
         """
@@ -223,7 +224,7 @@ class ControlService:
                 self.publish()
 
     async def _register(self, context: _Context) -> int | None:
-        """Register the task that makes this call; return its rank, or None if the call ends first."""
+        """Register the task that makes this call. Return its rank, or None if the call ends first."""
         payload = await context.read()
         if not isinstance(payload, bytes):
             return None
@@ -289,7 +290,7 @@ class _Connection:
             self._handler.cancel()
 
     async def send(self) -> None:
-        """Send pending messages until the call ends; gRPC's flow control delays this if a task reads slowly."""
+        """Send pending messages until the call ends. gRPC's flow control delays them if a task reads slowly."""
         try:
             while True:
                 await self._is_due.wait()
@@ -349,7 +350,7 @@ _REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
-    """Return gRPC's settings, which limit clients without the token, and save time and bytes.
+    """Return the options of the gRPC server. They limit clients without the token, and save time and bytes.
 
     gRPC closes a connection whose TLS handshake takes too long, and one without an open call that is idle or too old. A
     task's call lasts as long as its connection, so only connections without the token are closed.
@@ -376,9 +377,9 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
 
 
 def _raise_file_limit(num_tasks: int) -> int:
-    """Raise the limit of open files if necessary; return how many connections may be open within it.
+    """Raise the limit of open files if necessary. Return the maximum number of connections within the limit.
 
-    gRPC must refuse more, so that this process can still open files.
+    gRPC must refuse more connections, so that this process can still open files.
     """
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Leases of data shards to scripts: which shards are done, in hand, or to be leased next. No side effects."""
+"""Lease data shards to scripts, and record which shards are done. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tf4slurm.control.shard_position import ShardPosition
 
 MAX_CAPACITY = 1_000
 MAX_OPEN = 32_768
-"""The most shards of one name that are leased ahead, so that a position fits into a message. Beyond it, each consumer
-gets one shard at a time."""
+"""Maximum number of shards of one name that are leased at the same time, so that their position fits into a message.
+Beyond this number, each consumer gets one shard at a time."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class ShardProgress:
     Attributes:
         name: The name given to `data_shards`.
         epochs: Number of epochs.
-        done: Shards that are done.
+        done: Number of shards that are done.
         total: Number of shards of all epochs.
-        in_hand: Shards that are leased and not done.
-        repeated: Leases of shards that had been leased before, so that rows may have been seen twice.
+        in_hand: Number of shards that are leased and not done.
+        repeated: Number of leases of shards that had been leased before. Their rows may have been read twice.
     """
 
     name: str = ""
@@ -43,11 +43,11 @@ class ShardProgress:
 
 @dataclass(frozen=True)
 class ShardChanges:
-    """What a change of the requests has changed.
+    """The effects of changed requests.
 
     Attributes:
         ranks: The ranks whose `grants_of` may have changed.
-        finished: The progress of shards of which now all are done.
+        finished: The progress of each name whose shards are now all done.
     """
 
     ranks: frozenset[int] = frozenset()
@@ -68,10 +68,15 @@ class _Consumer:
 
 
 class _Shards:
-    """The shards of one name. `returned` is a heap of leased shards that were given back."""
+    """The shards of one name.
+
+    Attributes:
+        next: The number of the first shard that was never leased in this attempt.
+        returned: A heap of the shards that were leased and given back.
+    """
 
     def __init__(self, request: ShardRequest, start: ShardPosition, before: _Shards | None) -> None:
-        """`before` are the same shards in the previous attempt."""
+        """`before` has the same shards in the previous attempt, if any."""
         self.request = request
         self.total = request.size * request.epochs
         self.next = start.next
@@ -85,7 +90,7 @@ class _Shards:
 
     @property
     def leased_once(self) -> int:
-        """The number below which each shard was leased in this attempt or an earlier one."""
+        """All shards below this number were leased in this attempt or an earlier one."""
         return max(self._leased_once, self.next)
 
     @property
@@ -102,7 +107,7 @@ class _Shards:
         return ShardProgress(request.name, request.epochs, done, self.total, in_hand, self.num_repeated)
 
     def find_error(self, request: ShardRequest) -> str:
-        """Return why this request contradicts the first one; empty if it does not."""
+        """Return why this request contradicts the first one. Return "" if it does not."""
         mine, theirs = self.request, request
         if (mine.size, mine.epochs, mine.fingerprint) == (theirs.size, theirs.epochs, theirs.fingerprint):
             return ""
@@ -122,7 +127,7 @@ class _Shards:
                 self.num_held -= 1
 
     def lease(self) -> Iterator[_Consumer]:
-        """Lease shards to the waiting consumers, each up to its capacity; yield those that got some."""
+        """Lease shards to the waiting consumers, up to the capacity of each. Yield the consumers that got shards."""
         while self._waiting and self._num_free:
             consumer = next(iter(self._waiting))
             del self._waiting[consumer]
@@ -158,10 +163,10 @@ class _Shards:
 
 
 class ShardLeases:
-    """The shards of a job, by name.
+    """The data shards of a job, by name.
 
-    Shards are leased in order, epoch after epoch, and those that were given back before new ones. The first shards of
-    an epoch may be leased while the last ones of the previous epoch are still in hand.
+    Shards are leased in order, epoch after epoch. Shards that were given back are leased before new ones. The first
+    shards of an epoch may be leased before the last ones of the previous epoch are done.
     """
 
     def __init__(self) -> None:
@@ -170,7 +175,7 @@ class ShardLeases:
         self._consumers: dict[int, dict[str, _Consumer]] = {}
 
     def update(self, rank: int, requests: Sequence[ShardRequest]) -> ShardChanges:
-        """Apply the present requests of a task: finish, take back and lease shards."""
+        """Apply the current requests of a task. This finishes, takes back and leases shards."""
         consumers = self._consumers.setdefault(rank, {})
         touched: dict[_Shards, None] = {}
         ended = [consumers.pop(token) for token in consumers.keys() - {request.token for request in requests}]
@@ -191,7 +196,7 @@ class ShardLeases:
         return self.update(rank, ())
 
     def clear(self) -> None:
-        """Forget all progress, because a new attempt begins. Shards that it leases again count as repeated."""
+        """Forget all progress, because a new attempt begins. Shards that are leased again count as repeated."""
         self._before.update(self._shards)
         self._shards.clear()
         self._consumers.clear()
@@ -217,7 +222,7 @@ class ShardLeases:
         return consumer is not None and consumer.request == request
 
     def _apply(self, consumer: _Consumer, request: ShardRequest) -> bool:
-        """Apply a changed request, except for its leases; return whether it is valid."""
+        """Apply a changed request, but lease no shards. Return whether the request is valid."""
         consumer.request = request
         shards = self._shards.get(request.name)
         consumer.error = _find_invalid(request) or (
@@ -242,7 +247,7 @@ class ShardLeases:
 
 
 def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
-    """Answer a request for the position, and forget the answer once another request follows."""
+    """Answer a new request for the position. Drop the answer when the script's next request arrives."""
     number = consumer.request.position_request
     if number == consumer.position_reply:
         consumer.position = None
@@ -255,7 +260,11 @@ def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
 
 
 def _lease(touched: Iterable[_Shards]) -> tuple[set[int], tuple[ShardProgress, ...]]:
-    """Lease free shards; return the ranks whose grants may have changed, and the progress of shards that are over."""
+    """Lease free shards of the names in `touched`.
+
+    Returns:
+        The ranks whose grants may have changed, and the progress of each name whose shards are now all done.
+    """
     ranks: set[int] = set()
     finished = []
     for shards in touched:
@@ -268,7 +277,7 @@ def _lease(touched: Iterable[_Shards]) -> tuple[set[int], tuple[ShardProgress, .
 
 
 def _find_invalid(request: ShardRequest) -> str:
-    """Return what is wrong in a request, which any process of the user can send; empty if it is valid."""
+    """Return what is wrong in a request, or "". Any process of the user may have sent the request."""
     total, start = request.size * request.epochs, request.start
     if request.size < 1 or request.epochs < 1 or not 0 <= request.capacity <= MAX_CAPACITY:
         return f"the request has {request.size} shards, {request.epochs} epochs and capacity {request.capacity}"

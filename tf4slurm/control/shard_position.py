@@ -1,4 +1,4 @@
-"""The position of data shards: which are done, as a compact value for messages."""
+"""The position of data shards, a compact value for messages that tells which shards are done."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ _MAX_OPEN = 1_000_000  # protects the launcher's memory
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """The progress of all shards: those from number `next` on were never leased.
+    """Which shards of all epochs are done.
 
     Attributes:
-        runs: The lengths of the runs of shards from number 0, alternately done and not done. Shards after the last run,
-            and before `next`, are done.
+        fingerprint: A hash of the data and the shard size.
+        next: The number of the first shard that was never leased.
+        runs: The lengths of the runs of shards from number 0, alternately done and not done. Shards after the last run
+            and before `next` are done.
     """
 
     fingerprint: str
@@ -41,7 +43,7 @@ class ShardPosition:
         return cls(fingerprint, next, tuple(runs))
 
     def is_valid(self, total: int) -> bool:
-        """Return whether this is a position of `total` shards that can be restored."""
+        """Return whether this is a position in `total` shards that can be restored."""
         is_positive = all(length >= (1 if index else 0) for index, length in enumerate(self.runs))
         num_open = sum(self.runs[1::2])
         return is_positive and sum(self.runs) <= self.next and 0 <= self.next <= total and num_open <= _MAX_OPEN

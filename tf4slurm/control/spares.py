@@ -1,4 +1,4 @@
-"""Which spares take the place of lost tasks, and of tasks on nodes that failed repeatedly. No side effects."""
+"""Choose the spares that replace lost tasks, and tasks on nodes that failed repeatedly. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Replacement(NamedTuple):
 
 
 class NodeFailures:
-    """The number of failed attempts of each node, by the node of the task that failed first."""
+    """The number of failed attempts of each node. An attempt counts for the node of the task that failed first."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
 
     def note(self, members: Sequence[TaskRecord], cause: Task | None) -> None:
-        """Count a failed attempt, whose first failure was that of `cause`."""
+        """Count a failed attempt. `cause` is the task that failed first."""
         self._failures.update(record.node for record in members if record.task == cause)
 
     def excluded_nodes(self, members: Sequence[TaskRecord]) -> tuple[str, ...]:
-        """Return the nodes on which two attempts have failed; none if only one node is left."""
+        """Return the nodes on which two attempts have failed. Return none if only one node is left."""
         if len({record.node for record in members if record.node and not record.is_gone}) <= 1:
             return ()
         return tuple(node for node, failures in self._failures.items() if failures >= _MAX_NODE_FAILURES)
 
 
 def can_replace(tasks: TaskTable, spec: JobSpec) -> bool:
-    """Whether there is a spare for each lost task that is not done."""
+    """Return whether there is a spare for each lost task that is not done."""
     return bool(spec.spares) and plan_replacements(tasks, (), only_lost=True) is not None
 
 
@@ -48,10 +48,15 @@ def plan_replacements(
 ) -> list[Replacement] | None:
     """Return which spares replace the lost tasks, then tasks on the `excluded` nodes.
 
-    With `only_lost`, for the present attempt, neither tasks on these nodes nor lost tasks that are done are replaced.
+    Spares on the node of a lost task are used late, because they may be lost, too. Spares on excluded nodes are used
+    last.
 
-    Spares on other nodes come first, because the rest of a lost node's tasks may be found lost later; those on excluded
-    nodes come last. The result is None if the spares do not suffice for the lost tasks.
+    Args:
+        excluded: The nodes on which attempts failed repeatedly.
+        only_lost: Replace only lost tasks that are not done, because the current attempt goes on.
+
+    Returns:
+        The replacements. None if there are fewer spares than lost tasks.
     """
     lost = [record for record in tasks.lost_members if not (only_lost and record.is_done)]
     unwanted = {record.node for record in lost}

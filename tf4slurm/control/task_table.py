@@ -1,4 +1,4 @@
-"""The table of a job's tasks: their records by rank, and the groups of tasks that the rules select."""
+"""The table of a job's tasks. It has their records by rank, and the groups of tasks that the rules need."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TaskTable:
         return self.members[rank] if 0 <= rank < len(self.members) else self._joined_workers[rank]
 
     def get(self, rank: int) -> TaskRecord | None:
-        """Return the record of this rank; None for a joined worker that has left."""
+        """Return the record of this rank. Return None for a joined worker that has left."""
         return self.members[rank] if 0 <= rank < len(self.members) else self._joined_workers.get(rank)
 
     @property
@@ -71,7 +71,7 @@ class TaskTable:
 
     @property
     def lost_members(self) -> list[TaskRecord]:
-        """The members that are lost and whose place no spare has taken."""
+        """The lost members that no spare has replaced."""
         return [record for record in self.members if record.is_gone and not record.role.is_spare]
 
     @property
@@ -80,12 +80,12 @@ class TaskTable:
 
     @property
     def workers_error(self) -> str:
-        """The reason why no worker can join; empty if one can, or if the chief's script has not reported it."""
+        """The reason why no worker can join. Empty if one can, or if the chief's script has reported no reason."""
         chief = self.chief
         return "" if chief is None else chief.observed.script.workers_error
 
     def variable_bytes(self, record: TaskRecord) -> int | None:
-        """Return the bytes of the variables on a ps; None if the chief's script has not reported them."""
+        """Return the bytes of the variables on a ps. Return None if the chief's script has not reported them."""
         chief, task = self.chief, record.task
         known = () if chief is None or task.task_type != "ps" else chief.observed.script.ps_bytes
         return known[task.task_index] if task.task_index < len(known) else None
@@ -112,23 +112,23 @@ class TaskTable:
 
     @property
     def are_all_registered(self) -> bool:
-        """Whether each member has sent its address in this attempt, but those that the cluster forms without."""
+        """Whether each member that the cluster needs has sent its address in this attempt."""
         return not self._unregistered
 
     @property
     def are_all_ready(self) -> bool:
-        """Whether the reachability check of each member has succeeded, but of those that the cluster forms without."""
+        """Whether the reachability check of each member that the cluster needs has succeeded."""
         return not self._not_ready
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether a member has lost its connection, and is not lost yet."""
+        """Whether a member has lost its connection but does not count as lost yet."""
         return any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.members)
 
     def in_order(self, *, with_left: bool = True) -> list[TaskRecord]:
-        """Return all tasks in the order of the job's start, so that a spare has the position of the task it replaced.
+        """Return all tasks in the order at the job's start. A spare has the position of the task that it replaced.
 
-        Joined workers follow: `with_left` those that have left, at most 20, then the present ones.
+        Joined workers follow. With `with_left`, the latest 20 that have left come before the others.
         """
         records = {record.task: record for record in self.members}
         left = self.left if with_left else ()
@@ -139,7 +139,7 @@ class TaskTable:
         return sum(record.has_registered and record.observed.state in states for record in self.members)
 
     def describe_phase(self, phase: Phase, now: float) -> str:
-        """Return the phase; "training" is "importing" or "running" until a task has reported a step."""
+        """Return the name of the phase. Until a task reports a step, "training" is "importing" or "running"."""
         if phase is not Phase.TRAINING or any(record.observed.script.step is not None for record in self):
             return phase.value
         return "importing" if any(record.is_importing(now) for record in self) else "running"
@@ -149,9 +149,9 @@ class TaskTable:
         return [r for r in self.present_members if not (r.role.is_spare or r.desired_start_count)]
 
     def find_lost(self, spec: JobSpec, now: float) -> list[tuple[TaskRecord, str, bool]]:
-        """Return the tasks whose connection or heartbeats are missing for too long.
+        """Return (task, reason, is_orphan) for each task without a connection or heartbeats for too long.
 
-        The other values are what is missing, and whether the agent may have ended because it lost the launcher.
+        `is_orphan` means that the agent may have ended because it lost the launcher.
         """
         lost = []
         for record in self:
@@ -164,7 +164,7 @@ class TaskTable:
         return lost
 
     def to_cluster(self) -> Cluster:
-        """Return all members and joined workers with their addresses; that of a lost member has port 0."""
+        """Return all members and joined workers with their addresses. The address of a lost member has port 0."""
         return Cluster(tuple(map(_to_member, self)))
 
     def to_members_cluster(self) -> Cluster:
@@ -202,13 +202,13 @@ class TaskTable:
             self.left.append(record)
 
     def mark_exited_as_done(self) -> None:
-        """Mark children as done that have exited, and for which no restart is requested: none follows any more."""
+        """Mark each exited child as done, unless its restart is already requested. No other restart follows."""
         for record in self:
             if record.observed.state == "exited" and record.observed.start_count >= record.desired_start_count:
                 record.is_done = True
 
     def begin_attempt(self, attempt: int) -> None:
-        """Reset the tasks that have registered: all members among them must register and check addresses again."""
+        """Reset the tasks that have registered. The members among them must send and check addresses again."""
         for rank in self._active:
             self[rank].begin_attempt(attempt)
         self._unregistered = {record.rank for record in self.members} & self._active
@@ -223,16 +223,16 @@ class TaskTable:
         self._order = tuple(tasks)
 
     def form_without(self, record: TaskRecord) -> None:
-        """Let the cluster form without a task that is lost: a spare, or one whose place a spare takes."""
+        """Let the cluster form without a lost task, which is a spare or is replaced by one."""
         self._unregistered.discard(record.rank)
         self._not_ready.discard(record.rank)
 
     def exchange(self, record: TaskRecord, spare: TaskRecord) -> None:
-        """Let a spare and the task that it replaces exchange their roles."""
+        """Exchange the roles of a task and the spare that replaces it."""
         if record.is_gone:
             self.form_without(record)
         record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role
-        record.observed = ObservedState()  # step and usage were those of the task
+        record.observed = ObservedState()  # its step and usage belong to its former role
 
 
 def _to_member(record: TaskRecord) -> Member:

@@ -1,4 +1,4 @@
-"""Watches over a job that may not train: no new steps, no TensorFlow servers, no computing. No side effects."""
+"""Notice jobs that do not train: no new steps, no TensorFlow servers, or no computing. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class StepWatch:
         self._last_step_at = _NEVER
 
     def find_stall(self, members: Sequence[TaskRecord], now: float) -> TaskRecord | None:
-        """Return the task with the furthest step, once, if training has stalled; else None.
+        """Return the task with the highest step if training has stalled, else None. Each stall is returned once.
 
-        Steps arrive with heartbeats. This method therefore waits for a heartbeat of each task that reports steps, at
-        most half a heartbeat interval older than the end of the timeout.
+        Steps arrive with heartbeats. Before it returns a task, this method therefore waits until the last heartbeat of
+        each task that reports steps is at most half a heartbeat interval older than the end of the timeout.
         """
         seconds = self._spec.stall_timeout_seconds
         if seconds is None or now - self._last_step_at <= seconds:
@@ -65,17 +65,17 @@ class ServerWatch:
         self._started_at = now
 
     def lacks_servers(self, members: Sequence[TaskRecord]) -> bool:
-        """Whether no server has ever answered, although the tasks should have started some."""
+        """Return whether no server has ever answered, although the tasks should have started servers."""
         tasks = [record for record in members if record.role.is_in_cluster]
         return not self._has_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
     def has_failed(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Whether servers are required, and none has answered within the start timeout."""
+        """Return whether servers are required, and none has answered within the start timeout."""
         is_over = now - self._started_at >= self._spec.start_timeout_seconds
         return self._spec.require_servers and is_over and self.lacks_servers(members)
 
     def is_late(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Whether the children have run for a minute, and none has a server."""
+        """Return whether the children have run for 60 s, and none has a server."""
         return now - self._started_at >= _SERVER_SECONDS and self.lacks_servers(members)
 
     def describe(self, members: Sequence[TaskRecord], when: str = "", either: str = "") -> str:
@@ -99,16 +99,16 @@ class IdleWatch:
         self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
 
     def is_due(self, now: float) -> bool:
-        """Whether 5 s have passed since this method last returned True; a check at each tick would be expensive."""
+        """Return whether 5 s have passed since the last True, because a check at each tick would be expensive."""
         if now < self._due_at:
             return False
         self._due_at = now + _IDLE_CHECK_SECONDS
         return True
 
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning if no task has computed or reported a step for 60 s; else None.
+        """Return a warning if no task has computed or reported a step for 60 s, else None.
 
-        The warning is returned once, and again only after a task has started, ended or computed.
+        The warning is repeated only after a task has started, ended or computed.
         """
         tasks = [record for record in records if record.role.is_in_cluster]
         states = [record.observed for record in tasks]
@@ -130,7 +130,7 @@ class IdleWatch:
 
 
 def _describe_idleness(task_types: set[str]) -> str | None:
-    """Return the warning, with the chief as the probable cause; None if the job has no ps."""
+    """Return a warning that names the chief as the probable cause. Return None if the job has no ps."""
     seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
     if "ps" not in task_types:
         return None
@@ -146,7 +146,7 @@ class PauseWatch:
     """Remembers a pause of the launcher that was so long that agents may have counted the launcher as lost.
 
     Attributes:
-        noted_at: The job time of that pause, from which on it can be the cause of a loss.
+        noted_at: The job time of that pause. The pause can be the cause only of later losses.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -165,12 +165,15 @@ class PauseWatch:
             self._excuses_until = now + self._spec.termination_seconds
 
     def outcome_of_loss(self, now: float) -> Outcome | None:
-        """Return the outcome if an agent has ended because of a pause: then no task is the cause."""
+        """Return the outcome if a recent pause explains a loss, else None. The outcome has no task as its cause."""
         return self._outcome if now < self._excuses_until else None
 
 
 def describe_no_work(members: Sequence[TaskRecord]) -> str | None:
-    """Return a warning if every child that has ended did so at once, with 0 and without a sign of work; else None."""
+    """Return a warning if the children have done nothing, else None.
+
+    Each child that has ended must have exited with 0 within 1 s, and no child may have shown a sign of work.
+    """
     ended = [record for record in members if record.observed.returncode is not None]
     if not ended or any(map(_has_worked, members)) or not all(map(_ended_at_once, ended)):
         return None
@@ -192,7 +195,7 @@ def _ended_at_once(record: TaskRecord) -> bool:
 
 @dataclass
 class Findings:
-    """What a check has found.
+    """The result of a check.
 
     Attributes:
         outcome: The outcome, if the job must end.
@@ -206,7 +209,7 @@ class Findings:
 
 
 class Watches:
-    """All watches over one job, and their present warnings."""
+    """All watches over one job, and their current warnings."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.steps, self.servers, self.pauses = StepWatch(spec), ServerWatch(spec), PauseWatch(spec)
@@ -240,14 +243,14 @@ class Watches:
             self._warn("servers", self.servers.describe(members, either=either), found)
         if self._idleness.is_due(now):
             text_or_none = self._idleness.check(members, now)
-            if text_or_none is not None and "servers" not in self._warnings:  # these tasks have another cause
+            if text_or_none is not None and "servers" not in self._warnings:  # missing servers are the cause
                 self._warn("idle", text_or_none, found)
             elif self._idleness.is_active:
                 self._warnings.pop("idle", None)
         return found
 
     def check_at_completion(self, members: Sequence[TaskRecord]) -> Findings:
-        """Check whether a job that completes has had TensorFlow servers."""
+        """Check whether a job that completes has started TensorFlow servers."""
         found = Findings()
         if self.servers.lacks_servers(members):
             text = self.servers.describe(members)
