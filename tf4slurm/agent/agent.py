@@ -1,6 +1,7 @@
-"""One task's agent: registers the task, brings its process to the desired state, and reports the observed state.
+"""The agent of one task.
 
-The agent never imports TensorFlow, so it cannot hang in TensorFlow.
+It registers the task, brings the task's process to the desired state, and reports the observed state. The agent never
+imports TensorFlow, so it cannot hang in TensorFlow.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Agent:
 
     @property
     def failure(self) -> Exception | None:
-        """The reason why this task did not take part or lost the launcher; None without one."""
+        """The reason why this task did not take part, lost the launcher or was terminated. None without a reason."""
         desired = self._client.desired
         if self._rendezvous.failure is not None or self._error is not None:
             return self._rendezvous.failure or self._error
@@ -66,9 +67,10 @@ class Agent:
         return None
 
     async def run(self) -> int:
-        """Run the task until the launcher terminates it or is lost; return the exit code of this process.
+        """Run the task until the launcher terminates it or is lost. Return the exit code of this process.
 
-        The exit code is that of the error `failure`, or of a child that failed; else 0, also for a terminated child.
+        The exit code is that of the error that ended the task, or of a child that failed. Otherwise it is 0, also if
+        the child was terminated.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())
@@ -104,7 +106,7 @@ class Agent:
                 await self._process.write_last_state(self._rendezvous.cluster)
 
     async def _follow(self) -> None:
-        """Follow the desired state, attempt by attempt, until the launcher terminates this task."""
+        """Bring the process to the desired state in each attempt, until the launcher terminates this task."""
         while True:
             cluster = await self._rendezvous.wait_for_cluster()
             if cluster is not None:
@@ -143,10 +145,11 @@ class Agent:
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str], launcher_id: int | None = None) -> int:
-    """Run an agent with the environment from its launcher; return the exit code of the process.
+    """Run an agent with the environment from its launcher. Return the exit code of the process.
 
-    If the launcher is the parent process, with the id `launcher_id`, an agent that has not registered does not wait for
-    another one.
+    Args:
+        launcher_id: Process id of the launcher if it is the parent process. If it has ended, an agent that has not
+            registered fails at once.
 
     Raises:
         SlurmEnvironmentError: The environment does not determine the task.
@@ -174,5 +177,5 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str], launcher_id: i
 
 
 def main() -> NoReturn:
-    """Run the agent in a process that srun started; the arguments are the child's command."""
+    """Run the agent in a process that srun started. The arguments of this process are the child's command."""
     run_program(lambda environ: run_agent(sys.argv[1:], environ))

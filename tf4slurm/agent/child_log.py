@@ -1,4 +1,4 @@
-"""Write the output of a child process to its log file and to the terminal, and keep its last lines, shortened."""
+"""Write the output of a child process to its log file and to the terminal, and keep its last lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHARACTERS = 500  # per line, to stay below the limit of the control service
 _NUMBER_LINES = 2  # lines kept of a tensor
 _NUMBERS = 8  # numbers kept per line
 
-# Each text matches in one way only: otherwise a line could take minutes, without a heartbeat.
+# These patterns match each text in one way only. Otherwise backtracking could take minutes, without a heartbeat.
 _NUMBER = r"(?:[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf|\.\.\.)"
 _OF_A_TENSOR = re.compile(r"array\(|dtype=\w+|(?:shape|numpy)=|<tf\.Tensor:|[\[\](){}<>,:\s]+")
 _ONLY_NUMBERS = re.compile(r"(?=.*(?:\d|nan|inf|True|False|\.\.\.))(?:[-+.\d]|e[-+]?\d|nan|inf|True|False)+")
@@ -31,7 +31,7 @@ _MANY_NUMBERS = re.compile(
 
 
 class LastLines:
-    """The last 20 lines of an output. Only the first numbers of a printed tensor are kept."""
+    """The last 20 lines of an output, shortened. Only the first numbers of a printed tensor are kept."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)
@@ -53,9 +53,9 @@ class LastLines:
 class ChildLog:
     """Writes the output of one child process to its log file, and line by line to the terminal.
 
-    The last lines omit TensorFlow's start-up messages; the terminal shows them only with `all_output`. Of a progress
-    bar, terminal and file have at most one state a second, and the last. If the file cannot be written (a full disk),
-    later output appears only on the terminal.
+    TensorFlow's start-up messages are never among the last lines, and on the terminal only with `all_output`. A
+    progress bar is written at most once per second, and at its end. If the file cannot be written (a full disk), later
+    output appears only on the terminal.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
@@ -78,7 +78,10 @@ class ChildLog:
             self._show([f"[tf4slurm: no log file: {error}]"])
 
     def write(self, data: bytes) -> None:
-        """Write output; empty `data` marks its end. A stalled file system blocks this call, not the agent."""
+        """Write output. Empty `data` marks its end.
+
+        A stalled file system blocks the thread that calls this method, not the agent.
+        """
         kept = self._filter.filter(data) if data else self._filter.finish()
         if data or not self._is_closed:
             self._show(self._splitter.split(kept))
@@ -109,7 +112,10 @@ class ChildLog:
             self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
     def close(self) -> tuple[str, ...]:
-        """Show the last line; return the last lines. The thread that reads the output may still write to the file."""
+        """Print the incomplete last line, and return the last lines.
+
+        The thread that reads the output may still write to the file.
+        """
         self._is_closed = True
         self._show([*self._splitter.split(self._filter.withheld), *self._splitter.finish()])
         return self._tail.to_tuple()

@@ -19,10 +19,10 @@ def container_command(
 ) -> tuple[str, ...]:
     """Return the command that runs `command` in a container.
 
-    The container shares the host's network and the environment; it sees these paths, the working directory and what
-    the site's configuration adds, usually the home directory and /tmp.
+    The container shares the host's network and the environment variables. It sees `paths`, the working directory, and
+    what the site's configuration adds, usually the home directory and /tmp.
 
-    It may wait for a file system: call it in a thread.
+    This function may wait for a file system, so call it in a thread.
 
     Raises:
         CommandError: Neither program is on PATH, or a path has a character that they cannot bind.

@@ -1,4 +1,4 @@
-"""The use of NVIDIA GPUs by the processes of a task, read from nvidia-smi. Hosts without it report nothing."""
+"""The use of NVIDIA GPUs by the processes of a task, read from nvidia-smi. Hosts without nvidia-smi report nothing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MIB = 2**20
 
 
 class GpuUsage(NamedTuple):
-    """The use of GPUs by one task; None where it is unknown.
+    """The use of GPUs by one task. Unknown values are None.
 
     Attributes:
-        percent: Mean utilization of the GPUs that the task's processes use, perhaps with other processes.
+        percent: Mean utilization of the GPUs that the task's processes use. Other processes may use these GPUs, too.
         memory_bytes: GPU memory of the task's processes.
     """
 
@@ -30,7 +30,7 @@ class GpuUsage(NamedTuple):
 
 
 async def watch_gpus(process_id: int, on_usage: Callable[[GpuUsage], None]) -> None:
-    """Call `on_usage` every 10 s, until cancelled or nvidia-smi fails."""
+    """Call `on_usage` every 10 s, until this call is cancelled or nvidia-smi fails."""
     with contextlib.suppress(RuntimeError):  # no thread can be started
         while (usage := await in_thread(read_gpu_usage, process_id)) is not None:
             on_usage(usage)
@@ -38,7 +38,7 @@ async def watch_gpus(process_id: int, on_usage: Callable[[GpuUsage], None]) -> N
 
 
 def read_gpu_usage(process_id: int) -> GpuUsage | None:
-    """Return the GPU usage of a process and its descendants; None if nvidia-smi is missing or fails."""
+    """Return the GPU usage of a process and its descendants. Return None if nvidia-smi is missing or fails."""
     apps, gpus = map(_query, ("--query-compute-apps=pid,gpu_uuid,used_memory", "--query-gpu=uuid,utilization.gpu"))
     if apps is None or gpus is None:
         return None

@@ -13,7 +13,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-_MAX_VALUES, _MIN_VALUES = 20_000, 100  # for all tasks, and at least per task: the job's report reads all files
+_MAX_VALUES, _MIN_VALUES = 20_000, 100  # numbers of all tasks, and at least of each; the job's report reads them all
 _WRITE_SECONDS = 2.0
 _TASKS_PER_SECOND = 100  # limit of the writing rate: each of 1,000 tasks writes every 10 s
 _SEAL_SECONDS = 10.0
@@ -21,7 +21,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class MetricLog:
-    """The metrics of one task in one attempt. A thread appends them to a file every few seconds, until `close`.
+    """The metrics of one task in one attempt. Until `close`, a thread appends them to a file every few seconds.
 
     After a merging (see `BoundedMetrics`) the thread replaces the file. While the file system stalls, entries are
     kept in memory.
@@ -50,7 +50,7 @@ class MetricLog:
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        """Write repeatedly until cancelled; seal an incomplete group of entries after at most 10 s."""
+        """Write the metrics repeatedly until cancelled. An incomplete group of entries is sealed after at most 10 s."""
         seconds = 0.0
         while True:
             await asyncio.sleep(self._pause_seconds)
@@ -65,7 +65,7 @@ class MetricLog:
             await asyncio.wait({asyncio.wrap_future(self._writing)}, timeout=_CLOSE_SECONDS / 2)
 
     def _start_writing(self) -> None:
-        """Start to write the final lines in the thread, unless there are none or it still writes."""
+        """Start to write new final lines in the thread, unless there are none or the thread still writes."""
         lines, num_mergings = self._series.lines[: self._series.num_final], self._series.num_mergings
         if (self._writing is not None and not self._writing.done()) or self._written == (len(lines), num_mergings):
             return

@@ -45,14 +45,14 @@ async def wait_until_unresponsive(
     server_timeout_seconds: float | None = None,
     on_server: Callable[[], None] = lambda: None,
 ) -> str:
-    """Wait until the child fails its liveness probe; return the reason, as a clause. Cancel this when the child exits.
+    """Wait until the child fails its liveness probe. Return the reason as a clause.
 
-    Time in which the whole job was suspended does not count.
+    Cancel this call when the child exits. Time in which the whole job was suspended does not count.
 
     Args:
-        address: The address of the child's server; None if it has none.
+        address: The address of the child's server. None if it has no server.
         timeout_seconds: How long the child may be suspended (SIGSTOP), or its server may fail to answer.
-        server_timeout_seconds: Time limit for the server's first answer; None (default) for no limit.
+        server_timeout_seconds: Time limit for the server's first answer. None (default) for no limit.
         on_server: Called when the server answers for the first time.
     """
     pause = timeout_seconds / _CHECKS
@@ -70,7 +70,7 @@ async def wait_until_unresponsive(
                 on_server()
             is_alive, why = answers is not False or not has_answered, "did not answer at its port"
         now = time.monotonic()
-        lag = now - checked_at - nap - pause  # `nap` for the sleep, `pause` for a missing answer
+        lag = now - checked_at - nap - pause  # the sleep takes `nap`, and a missing answer `pause`
         if lag > 0:
             alive_at += lag
             started_at += lag
@@ -91,9 +91,13 @@ def _is_stopped(process_id: int) -> bool:
 
 
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
-    """Call `on_usage` every 5 s, or 10 ms per task of the job if that is longer, until cancelled.
+    """Call `on_usage` every 5 s, or every 10 ms per task of the job if that is longer, until cancelled.
 
-    Nothing is reported where /proc does not show the child. `port` is the child's port, or None.
+    Nothing is reported where /proc does not show the child.
+
+    Args:
+        port: The child's port. None if the child has no server.
+        num_tasks: Number of tasks of the job.
     """
     pause = _FIRST_USAGE_SECONDS
     connections: dict[int, tuple[int, int]] = {}  # includes closed connections
@@ -115,7 +119,7 @@ async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usa
 def read_traffic(port: int) -> dict[int, tuple[int, int]]:
     """Return (bytes sent, bytes received) of each connection to a local port, by the inode of the socket.
 
-    Empty where the kernel does not report traffic.
+    The result is empty where the kernel does not report traffic.
     """
     found: dict[int, tuple[int, int]] = {}
     try:
@@ -148,7 +152,7 @@ def _read_connections(kernel: socket.socket, port: int) -> Iterator[tuple[int, t
 
 
 def _split(data: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (kind, content) of netlink messages or attributes; each begins with its length, aligned to 4 bytes."""
+    """Yield (kind, content) of netlink messages or attributes. Each begins with its length, aligned to 4 bytes."""
     while len(data) >= head_bytes:
         length, kind = struct.unpack_from(head, data)
         if length < head_bytes:

@@ -1,6 +1,7 @@
-"""A task's rank and node, and its rendezvous: choose an address, hold a port, register, check other addresses.
+"""The rank and node of a task, and its rendezvous with the other tasks.
 
-When all tasks have done this, every task has the cluster spec and may start its child process.
+In the rendezvous each task chooses an address, holds a port, registers, and checks the addresses of other tasks. When
+all tasks have done this, every task has the cluster spec and may start its child process.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ TaskIdentity = SlurmStep | LocalTask | JoiningWorker
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
-    """Read the rank and node from the local launcher's variables, else from those of the Slurm step.
+    """Read the rank and node from the variables of the local launcher, or else from those of the Slurm step.
 
     Raises:
-        SlurmEnvironmentError: Both are missing.
+        SlurmEnvironmentError: The variables of both are missing.
     """
     if RANK_VARIABLE in environ:
         return LocalTask(int(environ[RANK_VARIABLE]), own_node_name(environ))
@@ -74,8 +75,8 @@ class Rendezvous:
     """One task's registration, and the port that the task holds for its child.
 
     Attributes:
-        failure: The reason why this task cannot take part; None if the task can.
-        held_port: The port of the current attempt; None before one was chosen.
+        failure: The reason why this task cannot take part. None if it can.
+        held_port: The port of the current attempt. None before a port was chosen.
         listener: The socket that listens on `held_port` until the child's server listens there.
     """
 
@@ -87,7 +88,7 @@ class Rendezvous:
         *,
         owns_child: bool = True,
     ) -> None:
-        """`owns_child` is False if srun started the script; then the agent does not start or end the script."""
+        """`owns_child` is False if srun started the script. Then the agent neither starts nor ends the script."""
         self.identity = identity
         self.spec = spec
         self.failure: Tf4SlurmError | OSError | None = None
@@ -101,13 +102,13 @@ class Rendezvous:
 
     @property
     def rank(self) -> int:
-        """The rank of this task; of a joined worker that has not registered, JOINING_RANK."""
+        """The rank of this task. It is JOINING_RANK for a joined worker that has not registered."""
         rank = self.client.desired.rank
         return self.identity.rank if rank is None else rank
 
     @property
     def cluster(self) -> Cluster | None:
-        """The latest cluster with this task; None before there is one. A cluster may be older than a joined worker."""
+        """The latest cluster if it contains this task, else None. It may be older than a joined worker."""
         cluster = self.client.cluster
         return cluster if cluster is not None and cluster.find(self.rank) is not None else None
 
@@ -115,7 +116,7 @@ class Rendezvous:
         """Register, check addresses, and wait for all tasks.
 
         Returns:
-            The cluster; None if the launcher terminates this task or begins another attempt first.
+            The cluster. None if the launcher terminates this task or begins another attempt first.
         """
         client, attempt = self.client, self.client.observed.attempt
         server: asyncio.Server | None = None
@@ -136,7 +137,7 @@ class Rendezvous:
                 server.close()
 
     async def begin_attempt(self, attempt: int) -> None:
-        """Hold a new port and register for another attempt; report a failure to the launcher."""
+        """Hold a new port and register for another attempt. Report a failure to the launcher."""
         now = asyncio.get_running_loop().time
         before, deadline = self.held_port, now() + _PORT_SECONDS
         changes: dict[str, object] = {}
@@ -155,13 +156,13 @@ class Rendezvous:
             before.close()
         self.client.begin_attempt(attempt, **changes)
 
-    # What concerns the network
+    # Network access, which the simulated rendezvous of the tests overrides
 
     def _make_client(self, find_endpoint: Callable[[], ControlEndpoint | None], num_tasks: int) -> ControlClient:
         return ControlClient(find_endpoint, self._make_registration, self.spec, num_tasks)
 
     def _find_host(self, service: Address) -> str:
-        """Return the host in this task's address, on the route to the service or on the job's interface."""
+        """Return the host of this task's address: on the job's interface, or else on the route to the service."""
         return task_address(self.spec.interface, self.identity.node_name, service.host)
 
     def _hold_port(self) -> HeldPort:
@@ -174,7 +175,7 @@ class Rendezvous:
         return await answer_checks(listener, self.client.token, self.rank)
 
     async def _find_unreachable(self, cluster: Cluster) -> list[str]:
-        """Check the addresses that this task must check; return a sentence for each that does not answer."""
+        """Check the addresses that this task must check. Return a clause for each address that does not answer."""
         if isinstance(self.identity, JoiningWorker):
             ps = {member.task: member.address for member in cluster.members if member.task.task_type == "ps"}
             await wait_for_answers(ps, _CHECK_SECONDS)
@@ -196,7 +197,7 @@ class Rendezvous:
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _make_registration(self, service: Address) -> Registration:
-        """Return the registration, with a failure to find an address or a port, which ends the job."""
+        """Return the registration. If no address or port is found, it contains this failure, which ends the job."""
         host, port, node = "", 0, self.identity.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
@@ -216,10 +217,10 @@ def is_under_launcher(environ: Mapping[str, str]) -> bool:
 
 
 def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
-    """Return the variables for `spec_from_environ`."""
+    """Return the environment variables that `spec_from_environ` reads."""
     return {SETTINGS_VARIABLE: json.dumps(spec.to_json()), RUN_DIRECTORY_VARIABLE: str(run_directory)}
 
 
 def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
-    """Read the result of `spec_to_environ`, which does not contain the command."""
+    """Read the job's options and run directory from the variables of `spec_to_environ`, which lack the command."""
     return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])

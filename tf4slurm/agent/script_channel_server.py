@@ -30,7 +30,7 @@ _METRICS = f'["{StepMetrics.__name__}"'.encode()
 
 
 class ScriptChannelServer:
-    """Listens for scripts from `open` to `close`.
+    """Accepts connections of scripts from `open` to `close`.
 
     Attributes:
         name: The value of SCRIPT_CHANNEL_VARIABLE for the child.
@@ -45,7 +45,7 @@ class ScriptChannelServer:
         self._on_state = on_state
         self._on_metrics = on_metrics
         self._desired = DesiredState()
-        self._writers: dict[asyncio.StreamWriter, tuple[ShardGrant, ...]] = {}  # and the refusals of their requests
+        self._writers: dict[asyncio.StreamWriter, tuple[ShardGrant, ...]] = {}  # refused shard requests
         self._reading: set[asyncio.Task[None]] = set()
         self._processes = ScriptProcesses()  # by writer
         self._server: asyncio.AbstractServer | None = None
@@ -69,7 +69,7 @@ class ScriptChannelServer:
                 self._write(writer)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Read the remaining messages of a script that has ended."""
+        """Read the remaining messages of a script that has ended, for at most `timeout_seconds`."""
         if self._reading:
             await asyncio.wait(self._reading, timeout=timeout_seconds)
 
@@ -115,7 +115,7 @@ class ScriptChannelServer:
             writer.close()
 
     def _update(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
-        """Return the merged state of all processes; refuse this process's requests for shards if it is too long."""
+        """Return the merged state of all processes. If it is too long, refuse this process's requests for shards."""
         merged = self._processes.update(writer, state)
         refused: tuple[ShardGrant, ...] = ()
         if state.shards and (num_bytes := len(encode(merged))) > MAX_SCRIPT_BYTES:
@@ -134,10 +134,10 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Send the desired state to the script, without losing unread messages of the script if this fails.
+    """Send the desired state to the script. If this fails, unread messages of the script are not lost.
 
-    After a failed write, as to a script that has exited, asyncio's transport would drop these messages. Therefore this
-    function writes to the socket directly if it can.
+    asyncio's transport would drop these messages after a failed write, for example to a script that has exited.
+    Therefore this function writes to the socket directly if it can.
     """
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():

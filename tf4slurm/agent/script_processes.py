@@ -1,4 +1,4 @@
-"""The state of a script that has several processes: one rule for each field of `ScriptState`, in `RULES`."""
+"""Merge the states of a script's processes into one. `RULES` has one rule for each field of `ScriptState`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DEFAULT = ScriptState()
 
 @dataclass(frozen=True)
 class _Process:
-    """A process, or all ended processes of one kind together.
+    """One process, or all ended processes of one kind (helpers or others) together.
 
     Attributes:
-        state: Its latest state.
+        state: The latest state.
         changed_at: The number of the message that last changed each field.
         metrics_at: The number of the message that last changed each metric.
     """
@@ -96,7 +96,7 @@ def _shards(live: _Processes, ended: _Processes) -> tuple[ShardRequest, ...]:
 
 
 def _without_repeated_starts(requests: Iterable[ShardRequest]) -> Iterable[ShardRequest]:
-    """Yield the requests; of equal ones but for their process, only the first with its (possibly long) start."""
+    """Yield the requests. If several processes send the same `start`, which may be long, only the first keeps it."""
     seen = set()
     for request in requests:
         key = (request.name, request.size, request.epochs, request.fingerprint, request.start)
@@ -128,13 +128,14 @@ def _all_helpers(live: _Processes, ended: _Processes) -> bool:
 
 
 RULES: Mapping[str, tuple[_Rule, str]] = {
-    "step": (_maximum_step, "The highest step of the live processes; without any, that of the last one that ended."),
+    "step": (_maximum_step, "The highest step of live processes. If none has a step, that of the last that ended."),
     "metrics": (_latest_metrics, "The last value of each name that any process has reported."),
-    "handles_stop": (_any_handles_stop, "Whether a live process does."),
+    "handles_stop": (_any_handles_stop, "Whether a live process handles stop requests."),
     "has_saved": (_all_have_saved, "Whether a process has saved, and all live processes that handle the stop have."),
     "completion": (
         _completion,
-        '"failed" before "done", of all processes but helpers; without any, and if no other process lives, of helpers.',
+        '"failed" if a process that is no helper has sent it, else "done". Signals of helpers count only if no other '
+        "process lives or has sent one.",
     ),
     "barrier": (_first_barrier, "That of the live process that has waited longest. Others follow one by one."),
     "stop_signal": (_latest_stop_signal, "The last one that a live process has received."),
@@ -145,11 +146,11 @@ RULES: Mapping[str, tuple[_Rule, str]] = {
     "ps_bytes": (_latest_ps_bytes, "That of the process that last reported them, a live one if possible."),
     "is_helper": (_all_helpers, "Whether all processes are helpers."),
 }
-"""The rule of each field of `ScriptState`: a function of the live and of the ended processes, and the rule in words."""
+"""The rule of each field of `ScriptState`: a function of the live and the ended processes, and the rule in words."""
 
 
 class ScriptProcesses:
-    """The processes of a script, by any key, and their merged state."""
+    """The processes of a script and their merged state. Any hashable key identifies a process."""
 
     def __init__(self) -> None:
         self._live: dict[Hashable, _Process] = {}
@@ -161,7 +162,7 @@ class ScriptProcesses:
         return process in self._live
 
     def update(self, process: Hashable, state: ScriptState) -> ScriptState:
-        """Replace the state of a process; return the merged state."""
+        """Replace the state of a process. Return the merged state."""
         self._num_messages += 1
         before = self._live.get(process, _Process())
         old, new = vars(before.state), vars(state)
@@ -174,7 +175,7 @@ class ScriptProcesses:
         return self._merged()
 
     def end(self, process: Hashable) -> ScriptState:
-        """Note the end of a process; return the merged state."""
+        """Note the end of a process. Return the merged state."""
         process_state = self._live.pop(process, None)
         if process_state is not None:
             kind = process_state.state.is_helper
