@@ -36,16 +36,16 @@ class _Meaning(enum.Enum):
 
 @dataclass(frozen=True)
 class _Interpreter:
-    """The options of an interpreter that decide from where it reads its program.
+    """An interpreter, and the options that decide from where it reads its program.
 
     Attributes:
         name: Pattern of the program's name.
-        program: Options whose value is the program (-c CODE, -m MODULE), or that only print (-V).
-        value: Options with another value.
+        program: Letters of options whose value is the program (-c CODE, -m MODULE), or that only print (-V).
+        value: Letters of options with another value.
         value_words: Long options with another value.
-        input: Options that make it read the program from standard input.
-        is_shell: A dash ends the options (for Python it is standard input), + starts options, too, and a value is
-            always a word of its own.
+        input: Letters of options that make the interpreter read the program from standard input.
+        is_shell: Whether it is a shell. Then a dash ends the options (for Python a dash is standard input), + starts
+            options, too, and a value is always a separate word.
     """
 
     name: re.Pattern[str]
@@ -66,7 +66,7 @@ def check_program_source(command: Sequence[str]) -> None:
     """Check that the command does not read its program from standard input, which is empty for every task.
 
     Raises:
-        CommandError: It does: Python or a shell has no script, or a dash in its place.
+        CommandError: The command is Python or a shell without a script, or with a dash instead of a script.
     """
     if _find_script(command) == "":
         raise CommandError(
@@ -77,9 +77,9 @@ def check_program_source(command: Sequence[str]) -> None:
 
 
 def check_command(spec: JobSpec) -> None:
-    """Check that the command's program exists and is executable, and after Python or a shell, that the script exists.
+    """Check that the command's program exists and is executable, and that the script of Python or a shell exists.
 
-    What is in a container is not checked, only that its image exists.
+    With --container, only the image is checked, not the program in it.
 
     Raises:
         CommandError: The program, script, image or working directory does not exist, or the program is not executable.
@@ -106,7 +106,7 @@ def check_command(spec: JobSpec) -> None:
 
 
 def warn_of_resolver(command: Sequence[str]) -> None:
-    """Log a warning if the command's script uses TensorFlow's resolver, whose tasks wait at other addresses."""
+    """Log a warning if the script uses TensorFlow's SlurmClusterResolver, which gives tasks other addresses."""
     for path in (Path(word) for word in command if word.endswith(".py")):
         with contextlib.suppress(OSError):
             if _TENSORFLOWS_RESOLVER.search(path.read_text(encoding="utf-8", errors="replace")):
@@ -128,7 +128,11 @@ def _check_program(command: Sequence[str]) -> None:
 
 
 def _find_script(command: Sequence[str]) -> str | None:
-    """Return the script that Python or a shell runs, "" for standard input; None if the program is another one."""
+    """Return the script that Python or a shell runs.
+
+    Returns:
+        "" if the program comes from standard input. None if it is neither a script nor standard input.
+    """
     name = os.path.basename(command[0])
     interpreter = next((each for each in _INTERPRETERS if each.name.fullmatch(name)), None)
     if interpreter is None:
@@ -152,7 +156,7 @@ def _find_script(command: Sequence[str]) -> str | None:
 
 
 def _parse_option(word: str, interpreter: _Interpreter) -> _Meaning:
-    """Return the meaning of an option, whose letters may be combined: -um MODULE, -lc CODE."""
+    """Return the meaning of an option. Its letters may be combined, as in -um MODULE and -lc CODE."""
     if word.startswith("--"):
         is_program, has_value = word in _PRINTS_AND_EXITS, word in interpreter.value_words
         return _Meaning.PROGRAM if is_program else _Meaning.VALUE if has_value else _Meaning.FLAG

@@ -1,4 +1,4 @@
-"""Find the directories of a script's Python and its modules, and pack them with the paths that nodes will use."""
+"""Find the directories of a script's Python and its modules, and pack them into an archive for the nodes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from tf4slurm.system.program import read_line
 from tf4slurm.system.trusted_files import private_directory
 
 CACHE_BYTES = 32 * 2**30
-"""Limit of all archives together, and of all copies on a node."""
+"""Maximum size of all archives together, and of all copies on a node."""
 UNUSED_SECONDS = 7 * 86400
+"""Archives and copies that no job has used for this time are removed."""
 STAGING_SECONDS = 1800.0
 """Time limit to copy an environment to the nodes of a job."""
 IN_USE_SECONDS = STAGING_SECONDS + 600
-"""A job that has been told of an archive or copy has opened it after this time."""
+"""Time in seconds after which a job has opened the archive or the copy that it was promised."""
 
 _QUERY = """
 import json, sys
 print(json.dumps([sys.prefix, sys.base_prefix, sys.path, "lib/python%d.%d/site-packages" % sys.version_info[:2]]))
 """
 _QUERY_SECONDS = 120.0
-_SYSTEM = "/usr"  # on each node's own disk
+_SYSTEM = "/usr"  # nodes have it on their own disks
 _THREADS = 16  # so that many requests wait for the file system at the same time
 _MAX_SCRIPT_BYTES = 65536
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -60,12 +61,13 @@ class Relocation:
 
 
 class PythonEnvironment(NamedTuple):
-    """The Python `program` of a script, and the directories of its modules that are not part of the system.
+    """The Python of a script, and the directories of its modules that are not part of the system.
 
     Attributes:
+        program: Path of the Python.
         prefix: Directory of its virtual or conda environment.
-        directories: Absolute paths; none contains another.
-        unread: Directories below them that the Python does not read.
+        directories: Absolute paths of the directories. None of them is below another.
+        unread: Directories below `directories` that this Python does not read.
     """
 
     program: str
@@ -106,7 +108,7 @@ def _is_below(path: str, directories: Iterable[str]) -> bool:
 
 
 class File(NamedTuple):
-    """A file, link or directory of an environment; `name` is its path in the archive."""
+    """A file, link or directory of an environment. `name` is its path in the archive."""
 
     path: str
     name: str
@@ -114,7 +116,7 @@ class File(NamedTuple):
 
 
 def list_files(environment: PythonEnvironment) -> list[File]:
-    """Return everything that the archive contains, each directory before its files."""
+    """Return all files, links and directories for the archive. Each directory comes before its files."""
 
     def list_directory(directory: File) -> list[File]:
         with contextlib.suppress(PermissionError), os.scandir(directory.path) as entries:
@@ -137,7 +139,7 @@ def list_files(environment: PythonEnvironment) -> list[File]:
 
 
 def fingerprint(files: Iterable[File], *texts: str) -> str:
-    """Return 16 digits that change with the path, mode, size and time of each file, and with the texts.
+    """Return 16 hexadecimal digits that depend on the path, mode, size and time of each file, and on the texts.
 
     Bytecode does not count, because Python writes it while it runs.
     """
@@ -150,14 +152,14 @@ def fingerprint(files: Iterable[File], *texts: str) -> str:
 
 
 def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: threading.Event) -> IO[bytes]:
-    """Open the tar archive of files; write it first unless this user has written it before.
+    """Open the tar archive of files. Write the archive first, unless this user has written it before.
 
-    Links, pyvenv.cfg and the scripts in bin are changed by `relocate`. Writing also removes archives beside this one:
-    those that no job has used for a week, and the least recently used ones beyond `CACHE_BYTES` together.
+    `relocate` changes links, pyvenv.cfg and the scripts in bin. Writing also removes other archives in the directory:
+    those that no job has used for a week, and the least recently used ones beyond `CACHE_BYTES`.
 
     Raises:
         UntrustedFileError: The archive's directory belongs to another user.
-        LaunchError: `stopped` was set meanwhile. No archive is left.
+        LaunchError: `stopped` was set during the writing. No incomplete archive is left.
         OSError: A file cannot be read, or the archive cannot be written.
     """
     with private_directory(path.parent, "Choose another --runs-directory.") as directory:
@@ -172,7 +174,7 @@ def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: t
 
 
 def _is_own(archive: Path) -> bool:
-    """Return whether only this user can have written a file, which may be older than its directory's mode."""
+    """Return whether only this user can have written a file. The mode of its directory may have changed since."""
     try:
         facts = archive.lstat()
     except FileNotFoundError:
@@ -181,7 +183,7 @@ def _is_own(archive: Path) -> bool:
 
 
 def _remove_unused(directory: Path, num_bytes: int) -> None:
-    """Remove drafts of dead jobs, old archives, and those that leave no space for `num_bytes` in the cache."""
+    """Remove drafts of dead jobs, old archives, and archives that leave no space for `num_bytes` in the cache."""
     found = []
     for path in (*directory.glob("env-*.tar"), *directory.glob(f".env-*{DRAFT_SUFFIX}")):
         with contextlib.suppress(OSError):

@@ -1,14 +1,15 @@
-"""Shell scripts that each node runs to find, unpack and remove copies of environments, and what they answer.
+"""Shell scripts that each node runs to find, unpack and remove copies of environments.
 
 A node's directory of copies, which only its user can enter, contains:
 
-    env-<fingerprint>/            a copy; its mtime is the last time that a job was told of it
-    env-<fingerprint>/.complete   its size in kilobytes, once it can be used
+    env-<fingerprint>/            a copy; its mtime is the last time that a job was promised the copy
+    env-<fingerprint>/.complete   the size of the copy in kilobytes, once it can be used
     env-<fingerprint>.….tar       an archive that sbcast has brought, until it is unpacked
     .removed-…                    copies that are being removed
 
-A copy is locked by its directory (flock): shared by a job that is told of it and by each agent that runs from it,
-exclusively while it is unpacked or moved away. Locks end with their processes, so that dead jobs hold none.
+A copy is locked by a flock on its directory. A script that promises the copy to a job, and each agent that runs from
+the copy, hold a shared lock. The copy is unpacked or moved away under an exclusive lock. Locks end with their
+processes, so dead jobs hold none.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ lacks_space() { [ "$(free)" -lt "$needed" ] || [ "$(($(total) + needed / 2))" -g
 use() (
   command exec 9<"$name" && flock -s -w 0.5 9 && [ -e "$name/.complete" ] && touch "$name"
 ) 2>/dev/null
-remove() (  # its age is read again once no job can be told of it
+remove() (  # its age is read again once no job can be promised it
   is_older "$1" "$in_use" && command exec 9<"$1" && flock -n 9 && is_older "$1" "$in_use" &&
     mv "$1" ".removed-$1.$$" && rm -rf ".removed-$1.$$"
 ) 2>/dev/null
@@ -65,10 +66,10 @@ done
 answer "free: $(free)"
 """
 )
-"""Answers "complete", or the free kilobytes after copies that no agent uses were removed.
+"""Answers "complete", or the free kilobytes after unused copies were removed.
 
-Arguments: directory of all copies, name of this copy, kilobytes that it needs with its archive, kilobytes that all
-copies may have, minutes in which a copy stays after a job was told of it, minutes after which it is removed anyway.
+Arguments: directory of all copies, name of this copy, kilobytes that the copy needs with its archive, maximum kilobytes
+of all copies, minutes for which a copy is kept after a job was promised it, minutes after which it is removed anyway.
 """
 
 UNPACK = (
@@ -107,7 +108,7 @@ answer "$result"
 """Answers "complete", or "error: " and the reason.
 
 Arguments: directory of all copies, name of this copy, name of the archive, program that must run, directory below the
-copy's that the archive's files belong in.
+copy for the archive's files.
 """
 
 LOCK_AND_RUN = r"""
@@ -115,10 +116,10 @@ command exec 9<"$0" && flock -s 9 && [ -O "$0" ] && [ -e "$0/.complete" ] && exe
 echo "tf4slurm: $0, this node's copy of the environment, is gone. Start the job again." >&2
 exit 1
 """
-"""Runs a command from a copy, which is not removed until the command exits. Arguments: the copy, the command."""
+"""Runs a command from a copy. The copy is not removed until the command exits. Arguments: the copy, the command."""
 
 
 def parse_answers(output: str) -> dict[str, str]:
-    """Return the answer of each node; other lines, such as those of a site's TaskProlog, are ignored."""
+    """Return the answer of each node. Other lines, such as those of a site's TaskProlog, are ignored."""
     answers = (line.partition(_MARK)[2].split(maxsplit=1) for line in output.split("\n"))
     return {words[0]: words[1].strip() for words in answers if len(words) == 2}

@@ -1,4 +1,4 @@
-"""Requeue of a batch job that was stopped before it was done: obstacles, decision, and the request to Slurm."""
+"""Requeue a batch job that was stopped before it was done: find obstacles, decide, and send the request to Slurm."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal
 class Requeue:
     """Requeues a job when it is preempted, and up to `limit` times when its time limit is near.
 
-    `array_element` is the id of this one job in a job array. Requests to Slurm use this id, because with the id of the
-    array Slurm would requeue all jobs of the array. `restart_count` is the number of requeues until now.
+    Attributes:
+        array_element: The id of this job in a job array. Requests to Slurm use this id, because with the id of the
+            array Slurm would requeue all jobs of the array.
+        restart_count: The number of requeues until now.
     """
 
     job_id: str
@@ -38,7 +40,7 @@ class Requeue:
         return self.array_element or self.job_id
 
     def find_obstacle(self) -> str | None:
-        """Return the reason why Slurm will not requeue the job, as a sentence. Called when the job starts."""
+        """Return the reason why Slurm will not requeue the job, as a sentence. Call this when the job starts."""
         try:
             job = query_job(self._slurm_id)
         except LaunchError as error:
@@ -53,7 +55,7 @@ class Requeue:
         return None
 
     def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
-        """Return why a stopped job is requeued: "preemption" or "time limit"; None if it is not requeued."""
+        """Return why a stopped job is requeued, "preemption" or "time limit". Return None if it is not requeued."""
         if exit_code in {128 + number for number in _USER_SIGNALS}:
             if exit_code == 128 + signal.SIGHUP:
                 logger.warning("the job is not requeued after SIGHUP: let --signal send USR1 or TERM")
@@ -75,9 +77,9 @@ class Requeue:
         return "time limit"
 
     def requeue(self, excluded_nodes: Sequence[str] = ()) -> bool:
-        """Requeue the job, on other nodes than `excluded_nodes`; return whether Slurm accepts.
+        """Requeue the job, on other nodes than `excluded_nodes`. Return whether Slurm accepts the request.
 
-        Slurm then ends the job's processes, including this one.
+        If Slurm accepts it, Slurm ends the job's processes, including this one.
         """
         try:
             requeue_job(self._slurm_id)
@@ -100,10 +102,10 @@ class Requeue:
         return progress
 
     def end(self) -> None:
-        """Make sure that the job, which is about to end, is not requeued.
+        """Make sure that Slurm does not requeue the job when it ends now.
 
-        A job that has requeued itself at a preemption counts as preempted for ever in Slurm 24.11, which therefore
-        requeues the job once more when it ends.
+        In Slurm 24.11 a job that has requeued itself at a preemption counts as preempted for ever. Slurm would requeue
+        the job once more at its end.
         """
         if self.restart_count == 0:
             return
@@ -113,9 +115,9 @@ class Requeue:
             logger.warning("Slurm may run the job again: %s", error)
 
     def _requeued_runs(self, run_directory: RunDirectory) -> list[ResultFile]:
-        """Return the results of this job's runs that were requeued at the time limit, in their order.
+        """Return the results of this job's runs that were requeued at the time limit, the first run first.
 
-        They are in the run directories NAME-ID, NAME-ID-2 and so on.
+        The runs have the run directories NAME-ID, NAME-ID-2 and so on.
         """
         first = re.sub(rf"(-{re.escape(self.job_id)})-\d+$", r"\1", run_directory.path.name)
         job = KnownJob(self.job_id, first, str(run_directory.path.parent))

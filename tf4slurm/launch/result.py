@@ -1,4 +1,4 @@
-"""The output of a launcher: `Result`, calls of a `TerminalOutput`, result.json and report.html."""
+"""The output of a launcher: the terminal output, result.json and report.html."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _CHEAP_METRICS_BYTES = 2_500_000  # of metrics; reading them takes up to 0.4 s
 
 
 class Result(NamedTuple):
-    """The content of result.json, the run directory, and the path of the report; None if there is no report."""
+    """The result of a job.
+
+    Attributes:
+        file: The content of result.json.
+        report: The path of the report. None if there is no report.
+    """
 
     file: ResultFile
     run_directory: RunDirectory
@@ -44,11 +49,11 @@ class TerminalOutput:
         """Handle the end of the job. Only `close` follows."""
 
     def close(self) -> None:
-        """Finish the output."""
+        """Restore the terminal: stop the progress line and print the buffered lines."""
 
 
 def make_result_file(state: JobState, run_directory: RunDirectory, started_at: float, now: float) -> ResultFile:
-    """Return the content of result.json for a job that has ended; the times are in seconds (monotonic)."""
+    """Return the content of result.json for a job that has ended. `started_at` and `now` are job times in seconds."""
     outcome = state.outcome
     assert outcome is not None
     causes = (each.observed for each in state.tasks if each.task == outcome.cause and each.observed.killed_by is None)
@@ -76,7 +81,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
 
 
 def save_result(content: ResultFile, run_directory: RunDirectory) -> None:
-    """Write result.json; log an error such as a full disk, which does not change the outcome."""
+    """Write result.json. An error such as a full disk is logged, because it does not change the outcome."""
     try:
         run_directory.write_result(content)
     except RunDirectoryError as error:
@@ -91,7 +96,7 @@ def load_report() -> None:
 
 
 def write_report(directory: RunDirectory) -> Path | None:
-    """Write the report; return its path, or None if there is no report.
+    """Write the report. Return its path, or None if there is no report.
 
     No report is written if the job's records are so large that the report would delay the end of the job.
     """

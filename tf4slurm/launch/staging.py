@@ -1,8 +1,8 @@
-"""Copy the script's environment to each node's local disk, once for all jobs that use it; agents start from the copy.
+"""Copy the script's environment to each node's local disk, so that agents start from the copy.
 
-Hundreds of tasks that import TensorFlow from a shared file system wait for its metadata, for minutes. sbcast sends one
-archive instead, and each node unpacks it. The nodes run shell scripts for this, because they would read Python itself
-from the shared file system.
+One copy serves all jobs that use the environment. Without a copy, hundreds of tasks that import TensorFlow from a
+shared file system wait for its metadata, for minutes. sbcast sends one archive, and each node unpacks it. The nodes run
+shell scripts for this, because they would read Python itself from the shared file system.
 """
 
 from __future__ import annotations
@@ -43,20 +43,28 @@ _END_SECONDS = 2.0  # after SIGTERM
 _SEARCH_PATHS = frozenset(
     ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX")
 )
-"""The variables in which the environment's directories become those of the copy. Others may name places to write to."""
+"""The variables in which the paths of the environment are replaced by those of the copy. Other variables may name
+places to write to."""
 
 
 class StagedEnvironment(NamedTuple):
-    """The environment on the nodes: its directory, its Python `program`, and the paths that it replaces."""
+    """The copy of an environment on the nodes.
+
+    Attributes:
+        directory: The directory of the copy.
+        program: The path of Python in the copy.
+        relocate: Replaces paths of the environment by those of the copy.
+    """
 
     directory: str
     program: str
     relocate: Relocation
 
     def command(self, agent: Sequence[str], script: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that runs an agent from the copy, and its script's program if the copy has it.
+        """Return the command that runs an agent from the copy.
 
-        The script's arguments stay as they are: they may name places to write to.
+        The script's program is run from the copy if the copy has it. The script's arguments are not changed, because
+        they may name places to write to.
         """
         program, *arguments = script
         if os.sep in program:  # else it is found on PATH
@@ -65,21 +73,21 @@ class StagedEnvironment(NamedTuple):
         return ("sh", "-c", LOCK_AND_RUN, self.directory, *map(self.relocate, agent), program, *arguments)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables with the search paths of the copy, whose programs come first on PATH."""
+        """Return the environment variables with the search paths of the copy. Its programs come first on PATH."""
         result = {name: self.relocate(value) if name in _SEARCH_PATHS else value for name, value in environ.items()}
         result["PATH"] = f"{os.path.dirname(self.program)}:{result.get('PATH', os.defpath)}"
         return result
 
 
 class _Source(NamedTuple):
-    """What is copied to the nodes.
+    """The source of the copies on the nodes.
 
     Attributes:
-        environment: The environment on the nodes.
-        archive: Its archive, which `_open_archive` makes unless it exists.
-        part: Directory below the environment's that the archive's files belong in.
+        environment: The copy that each node will have.
+        archive: Path of the archive. `_open_archive` writes it unless it exists.
+        part: Directory below the copy for the archive's files.
         num_bytes: Size of the unpacked environment.
-        files: What the archive has; empty if the user has given the archive.
+        files: The files in the archive. Empty if the user has given the archive.
     """
 
     environment: StagedEnvironment
@@ -99,7 +107,7 @@ async def stage_environment(
         on_copy: Called with a sentence when the copying begins.
 
     Returns:
-        The copy; None if that is impossible, after a warning with the reason.
+        The copy. None, after a warning with the reason, if the environment cannot be copied.
     """
     stopped = threading.Event()
     try:
@@ -111,7 +119,7 @@ async def stage_environment(
     except Exception as error:  # a copy must never end a job, which runs without it
         reason = f"{type(error).__name__}: {error}"
     finally:
-        stopped.set()  # for the thread that packs
+        stopped.set()  # ends the thread that packs
     logger.warning("--stage-env: the tasks start from the environment itself: %s", reason)
     return None
 
@@ -140,7 +148,7 @@ async def _stage(
             _check_free(node, answer, parent, needed)
         on_copy(f"copying the environment ({format_bytes(source.num_bytes)}) to {format_count(num_nodes, 'node')}")
         received = f"{name}.{allocation.job_id}.{os.getpid()}.tar"
-        with await in_thread(_open_archive, source, stopped) as archive:  # another file may get its name
+        with await in_thread(_open_archive, source, stopped) as archive:  # open, because another file may get its name
             path = f"/proc/{os.getpid()}/fd/{archive.fileno()}"
             await _run(("sbcast", "--force", path, f"{parent}/{received}"), environ)
         answers = await on_nodes(UNPACK, received, source.environment.program, source.part)
@@ -153,7 +161,7 @@ async def _stage(
 
 
 def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
-    """Check that a node can take the copy: its answer is "complete", or names enough free kilobytes."""
+    """Check that a node has the copy ("complete") or enough free space for it ("free: " and kilobytes)."""
     free = re.fullmatch(r"free: (\d+)", answer)
     if free is None and answer != COMPLETE:
         raise LaunchError(f"node {node}: {answer}", command=())
@@ -166,10 +174,10 @@ def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
 
 
 def _find_source(spec: JobSpec, environ: Mapping[str, str]) -> _Source:
-    """Return what to copy.
+    """Return the source of the copies.
 
     Raises:
-        LaunchError: The environment is unknown or part of the system, or the job writes below it.
+        LaunchError: The environment is unknown or part of the system, or the job writes to a directory in it.
         OSError: The archive does not exist.
     """
     assert spec.stage_env is not None
@@ -196,7 +204,7 @@ def _find_source(spec: JobSpec, environ: Mapping[str, str]) -> _Source:
 
 
 def _check_nothing_is_written_below(environment: str, spec: JobSpec) -> None:
-    """Check that working directory and run directories are not part of an environment."""
+    """Check that the working directory and the run directories are not in an environment."""
     for what, path in (("working directory", Path.cwd()), ("directory of run directories", spec.runs_directory)):
         if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(environment)):
             raise LaunchError(
@@ -208,17 +216,17 @@ def _check_nothing_is_written_below(environment: str, spec: JobSpec) -> None:
 
 
 def _open_archive(source: _Source, stopped: threading.Event) -> IO[bytes]:
-    """Open the archive that the user has given, or the own one, which is made if it does not exist."""
+    """Open the archive that the user has given, or else the archive of `source.files`, which is written if missing."""
     if not source.files:
         return source.archive.open("rb")
     return open_archive(source.archive, source.files, source.environment.relocate, stopped)
 
 
 async def _run(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run a program to its end; return its output.
+    """Run a program to its end. Return its output.
 
     Raises:
-        LaunchError: It cannot be started, or fails.
+        LaunchError: The program cannot be started, or fails.
     """
     pipe = asyncio.subprocess.PIPE
     try:

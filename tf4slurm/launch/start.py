@@ -1,4 +1,4 @@
-"""Run a job from this process: with local agents, or with srun in this process's Slurm allocation."""
+"""Run a job from this process, with local agents or with srun in the Slurm allocation of this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> SlurmAllocation | None:
-    """Return the allocation in which the job runs; None with `local` or outside of an allocation.
+    """Return the allocation in which the job runs. Return None with `local` or outside of an allocation.
 
     Raises:
         SlurmEnvironmentError: This process is one of several tasks, or a heterogeneous job lacks a number of tasks.
@@ -68,7 +68,7 @@ def run_job(
     arguments: Sequence[str] = (),
     answer: str | None = None,
 ) -> Result:
-    """Run a job to its end, on this host or in the allocation; return its result.
+    """Run a job to its end, on this host or in the allocation. Return its result.
 
     Args:
         start_terminal_output: Called with the number of tasks, immediately before the job starts.
@@ -110,7 +110,7 @@ def run_job(
 
 
 def _isolate(allocation: SlurmAllocation | None) -> None:
-    """Move this process into a new network namespace; refuse in an allocation."""
+    """Move this process into a new network namespace. Raise OptionError in an allocation."""
     if allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"

@@ -1,7 +1,8 @@
-"""Ctrl-Z in the terminal of a launcher, which only the launcher's process group receives.
+"""Handle Ctrl-Z in the terminal of a launcher.
 
-The launcher stops the processes of its local tasks before itself, and continues them afterwards: the job misses nothing
-but the time. Without this, agents would count the stopped launcher as lost. Tasks of Slurm cannot be stopped from here.
+Only the launcher's process group receives the signal. The launcher stops the processes of its local tasks before
+itself, and continues them afterwards, so that the job only loses time. Without this, agents would count the stopped
+launcher as lost. Tasks of Slurm cannot be stopped from here.
 """
 
 from __future__ import annotations
