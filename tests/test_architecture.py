@@ -67,7 +67,7 @@ def test_no_import_cycle() -> None:
 
 
 def test_import_check_finds_imports() -> None:
-    assert {"control.state", "jobs.recorder"} <= imports_of("launch.launcher")
+    assert {"control.state", "jobs.run_directory"} <= imports_of("launch.hosting")
     assert "control.state" in imports_of("control.service")
 
 

@@ -59,7 +59,7 @@ class TaskProcess(abc.ABC):
 
     @abc.abstractmethod
     async def wait_until_orphaned(self) -> int:
-        """Wait until the agent must end because its parent process has ended; return the agent's exit code."""
+        """Wait until the agent must end because its parent process has ended. Return the agent's exit code."""
 
     @abc.abstractmethod
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
@@ -76,7 +76,7 @@ class TaskProcess(abc.ABC):
         """
 
     async def on_launcher_loss(self) -> None:  # noqa: B027
-        """Handle the loss of the launcher, before `end`."""
+        """Handle the loss of the launcher. The agent calls this before `end`."""
 
     async def kill_descendants(self) -> None:  # noqa: B027
         """Kill the processes that the child has left behind."""
@@ -159,7 +159,7 @@ class OwnedChild(TaskProcess):
         """Terminate the child if it still runs. The exit code of a terminated child is not reported."""
         if self._running is not None:
             if self._child is not None and self._child.ended_at is not None:
-                await asyncio.wait({self._running})  # it exited before; this reports it
+                await asyncio.wait({self._running})  # the child exited before, which `_run` reports
             self._running.cancel()
         child = self._child
         if child is not None:
@@ -249,7 +249,7 @@ class OwnedChild(TaskProcess):
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
-        """Report the child's exit at once, and its last lines afterwards; kill it if its liveness probe fails."""
+        """Kill the child if its liveness probe fails. Report its exit at once, and its last lines afterwards."""
         spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.unresponsive_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
@@ -275,7 +275,7 @@ class OwnedChild(TaskProcess):
         self._draining = asyncio.create_task(self._finish_log(child, log, has_failed=returncode != 0))
 
     async def _finish_log(self, child: Child, log: ChildLog, *, has_failed: bool) -> None:
-        """Wait at most 0.5 s for the rest of the output of a child that has exited; report the last ones."""
+        """Wait at most 0.5 s for the remaining output of a child that has exited. Report its last lines."""
         await child.wait()
         tail = log.close()
         if has_failed or not tail:

@@ -26,9 +26,10 @@ _POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usua
 
 
 class CallingScript(TaskProcess):
-    """The script that started this process. It reads one line from this process: the cluster, or an error.
+    """The script that started this process.
 
-    It writes its exit code, as far as it is known: 0, or 1 after an uncaught exception. A killed script writes nothing.
+    The script reads one line from this process: the cluster, or an error. At its end it writes its exit code to this
+    process: 0, or 1 after an uncaught exception. A killed script writes nothing.
     """
 
     def __init__(self, rendezvous: Rendezvous, on_launcher_loss: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -53,7 +54,7 @@ class CallingScript(TaskProcess):
         self._watches = [asyncio.create_task(self._watch_script()), asyncio.create_task(self._watch_slurmstepd())]
 
     async def wait_until_orphaned(self) -> int:
-        """Report that the script has ended, or is stopped; return 0, because only slurmstepd gets the exit code."""
+        """Report that the script has ended or is suspended. Return 0, because nothing uses this exit code."""
         await self._end_or_stop.wait()
         await self.channel.drain(_DRAIN_SECONDS)  # the end of this process may reveal the completion signal of another
         state, cluster = self._client.observed.script, self._client.cluster

@@ -55,7 +55,7 @@ def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | R
 def admit_joined_worker(
     registration: Registration, tasks: TaskTable, *, is_ending: bool, workers_error: str
 ) -> TaskRecord | Refusal | None:
-    """Decide whether a worker may join, or may register again.
+    """Decide whether a worker may join the job, or register again after it has joined.
 
     Args:
         is_ending: Whether the job was asked to stop, or its outcome is known.

@@ -128,7 +128,8 @@ class JoinedWorkers:
     def update(self, members: Sequence[TaskRecord], chief: TaskRecord, now: float) -> WorkerChanges:
         """Dismiss the joined workers that must end, and find those that the chief can use.
 
-        Level-triggered: call this during training after each change of the chief or a joined worker, and regularly.
+        This method is level-triggered. Call it during training after each change of the chief or a joined worker, and
+        regularly.
         """
         changes, script = WorkerChanges(), chief.observed.script
         used, errors = script.workers or (), dict(script.unusable_workers)

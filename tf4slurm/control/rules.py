@@ -62,7 +62,7 @@ def after_exit(
         returncode: The exit code, or minus the number of a signal.
         phase: The phase of the job.
         is_restart_left: --max-worker-restarts allows another restart of the task.
-        shared: The desired state of all tasks: when training is over, a ps may exit; when only evaluators are not done
+        shared: The desired state of all tasks. When training is over, a ps may exit. When only evaluators are not done
             (`is_finishing`), no failure repeats the training.
     """
     if phase is Phase.STOPPING:
@@ -117,7 +117,7 @@ AFTER_LOSS = {
     "data server":    (_FORM,      _FAIL,    _FAIL,     _END),
     "spare":          (_WITHOUT,   _FAIL,    _GO_ON,    _GO_ON),
 }  # fmt: skip
-"""What follows a loss, by `Role.name` and phase. The first possible one of each cell applies; see `after_loss`."""
+"""What follows a loss, by `Role.name` and phase. Of each cell the first possible consequence applies."""
 
 _LOSS_PHASES = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING, Phase.STOPPING)
 
@@ -159,11 +159,11 @@ def after_loss(
 def after_script_end(role: Role, phase: Phase, shared: DesiredState, returncode: int | None = None) -> AfterLoss:
     """Return what follows the end or the loss of a script that plain srun has started.
 
-    During training, a ps takes its variables with it, which no restart brings back. Any other script that ends has no
-    consequence, because srun reports its exit code. Neither has a ps that exits with 0: it may know that all is done.
+    The variables of a ps are lost with it, and no restart brings them back. The end of any other script has no
+    consequence, because srun reports its exit code. A ps that exits with 0 has none either: training may be done.
 
     Args:
-        returncode: The exit code of the script as far as it is known: 0, 1 after an exception, None if it was killed.
+        returncode: The exit code of the script: 0, 1 after an exception, or None if the script was killed.
     """
     is_needed = role.name == "ps" and phase is Phase.TRAINING and not shared.is_training_over
     return AfterLoss.STOP if is_needed and returncode != 0 else AfterLoss.GO_ON
@@ -186,8 +186,8 @@ def after_failure(*, is_attempt_left: bool, is_stuck: bool, spares_suffice: bool
     Args:
         is_attempt_left: --max-attempts allows another attempt.
         is_stuck: Two attempts in a row had no new step.
-        spares_suffice: A spare can take the place of each lost task. Slurm does not start one task of a step again, so
-            no attempt can have all tasks without it.
+        spares_suffice: A spare can take the place of each lost task. Without enough spares no attempt can have all
+            tasks, because Slurm does not start a single task of a step again.
     """
     if not is_attempt_left or not spares_suffice:
         return AfterFailure.END
@@ -195,7 +195,7 @@ def after_failure(*, is_attempt_left: bool, is_stuck: bool, spares_suffice: bool
 
 
 def first_failure(one: Failure | None, other: Failure) -> Failure:
-    """Return the failure with the earlier time of exit or loss; at equal times `one`."""
+    """Return the failure with the earlier time of exit or loss. Return `one` if the times are equal."""
     return one if one is not None and one.at <= other.at else other
 
 
@@ -250,8 +250,8 @@ AFTER_STOP = {
 def is_stop_over(records: Iterable[TaskRecord]) -> bool:
     """Whether the grace period can end: all tasks that the job waits for have saved or exited.
 
-    It can also end if a ps has exited that others need, because these can no longer save. Evaluators are not awaited,
-    nor scripts of plain srun that do not check for stop requests: the end of the step stops them.
+    It can also end if a ps has exited that other tasks need, because these can no longer save. The job does not wait
+    for evaluators, nor for scripts of plain srun that do not check for stop requests. The end of the step stops these.
     """
     records = list(records)
     waited = [record for record in records if record.role.is_waited_for and not record.role.is_wait_bounded]

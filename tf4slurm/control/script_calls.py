@@ -20,7 +20,7 @@ _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step,
 class ScriptCalls:
     """The barriers, data shards and joined workers of a job.
 
-    The methods of these return what has changed. This class puts the changes into desired states and events.
+    The methods of these parts return what has changed. This class updates the desired states and emits the events.
     """
 
     def __init__(self, spec: JobSpec, tasks: TaskTable, emit: Callable[..., None]) -> None:

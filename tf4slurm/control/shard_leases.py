@@ -90,7 +90,7 @@ class _Shards:
 
     @property
     def leased_once(self) -> int:
-        """All shards below this number were leased in this attempt or an earlier one."""
+        """The number of the first shard that was never leased, neither in this attempt nor in an earlier one."""
         return max(self._leased_once, self.next)
 
     @property

@@ -10,7 +10,7 @@ _MAX_OPEN = 1_000_000  # protects the launcher's memory
 
 @dataclass(frozen=True)
 class ShardPosition:
-    """Which shards of all epochs are done.
+    """Tells which shards of all epochs are done.
 
     Attributes:
         fingerprint: A hash of the data and the shard size.

@@ -1,7 +1,7 @@
-"""The state of a job: it applies the rules (`rules.py`) to events, and decides how the job ends.
+"""The state of a job. `JobState` applies the rules (`rules.py`) to events, and decides how the job ends.
 
-Its inputs are events and their job times (`clock.py`); its outputs are the desired states of tasks and the outcome of
-the job. It never waits, sends or reads a clock. `receiver.py` reports what tasks send, the launcher stop requests.
+Its inputs are events and their job times (`clock.py`). Its outputs are the desired states of tasks and the outcome of
+the job. It never waits, sends or reads a clock. `receiver.py` passes on messages of tasks, the launcher stop requests.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class JobState:
         scripts: What the scripts ask of the launcher: barriers, data shards, joined workers.
         desired: The desired states of the tasks.
         watches: Checks for missing steps, servers and computing.
-        cluster: The cluster of this attempt; None until it has formed.
-        outcome: How the job ends; None until that is known.
+        cluster: The cluster of this attempt. None until it has formed.
+        outcome: How the job ends. None until that is known.
     """
 
     def __init__(self, tasks: Sequence[Task], spec: JobSpec, now: float, on_event: Callable[..., None]) -> None:
         """Create the state of a job in which no task has registered.
 
         Args:
-            tasks: The task of each rank, which placement "spread" assigns again when all ranks have registered.
-            on_event: Called as `on_event(kind, task, text, **facts)` for each event; see `EVENT_KINDS`.
+            tasks: The task of each rank. Placement "spread" assigns the tasks again when all ranks have registered.
+            on_event: Called as `on_event(kind, task, text, **facts)` for each event of `EVENT_KINDS`.
         """
         self.spec = spec
         self.now = now
@@ -67,12 +67,12 @@ class JobState:
         self._exited_early: TaskRecord | None = None
 
     def postpone_start(self, until: float) -> None:
-        """Count the start timeout from `until`; from `math.inf` on, it does not expire."""
+        """Let the start timeout begin at the job time `until`. With `math.inf` it does not expire."""
         self._phase_deadline = until + self.spec.start_timeout_seconds
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """The nodes on which two attempts have failed; none if only one node is left."""
+        """The nodes on which two attempts have failed. Empty if only one node is left."""
         return self._node_failures.excluded_nodes(self.tasks.members)
 
     # The cluster
@@ -96,7 +96,7 @@ class JobState:
             self._move_on(Phase.CHECKING, "every task has registered")
 
     def on_ready(self, record: TaskRecord) -> None:
-        """Handle the success of a reachability check; after the last one the children start."""
+        """Handle the success of a reachability check. After the last check the children start."""
         self.tasks.mark_ready(record)
         if record.role.has_joined and self.phase is Phase.TRAINING:
             self.desired.start(record.rank, 1)
@@ -109,7 +109,7 @@ class JobState:
             self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def update_joined_workers(self) -> None:
-        """Update all joined workers; send the cluster, with all joined workers, to those that it lacks."""
+        """Update all joined workers. If the cluster lacks one that the chief can use, make a new cluster."""
         if self.phase is Phase.STOPPING:
             self.scripts.update_joined_workers(None, self.attempt, self.now)
         elif self.phase is Phase.TRAINING and self.scripts.update_joined_workers(self.cluster, self.attempt, self.now):
@@ -166,7 +166,7 @@ class JobState:
             self._end_if_all_gone()
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
-        """Handle the exit of srun and of all agents. A failure that is held back is the outcome."""
+        """Handle the exit of srun and of all agents. If a failure is held back, it is the outcome."""
         self.now = now
         if self._held_failure is not None:
             self._decide_failure(self._held_failure)
@@ -178,7 +178,7 @@ class JobState:
         self._end_if_all_gone()
 
     def lose(self, record: TaskRecord, why: str, *, is_orphan: bool = False) -> None:
-        """Handle the loss of a task. `is_orphan`: its agent may have lost a paused launcher. Idempotent."""
+        """Handle the loss of a task. Idempotent. `is_orphan` means that its agent may have lost a paused launcher."""
         if record.is_gone:
             return
         at = record.lost_at(self.now, self.spec.task_loss_seconds)
@@ -229,7 +229,7 @@ class JobState:
             self.tasks.exchange(record, spare)
 
     def _fail(self, failure: Failure) -> None:
-        """Begin a new attempt after a failure; if no attempt is left, end the job.
+        """Begin a new attempt after a failure. If no attempt is left, end the job.
 
         A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost. Of
         several failures the earliest one counts.
@@ -275,12 +275,12 @@ class JobState:
     # Stop requests and time
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """Stop the job because of `what`; the scripts have the grace period to save. Later calls have no effect."""
+        """Stop the job because of `what`. The scripts have the grace period to save. Later calls have no effect."""
         self.now = now
         self._request_stop(Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True), what)
 
     def _stop_after_loss(self, record: TaskRecord, why: str) -> None:
-        """Stop the scripts of plain srun after the end or the loss of a ps, unless they are to go on without it."""
+        """Stop the scripts of plain srun after the end or the loss of a ps, if `JobSpec.cancels_step` is set."""
         if self.spec.cancels_step:
             what = f"{record} {why}, and with it the variables there"
             self._request_stop(Outcome(EXIT_TASK_LOST, f"{what}.", record.task), what)

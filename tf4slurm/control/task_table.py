@@ -126,7 +126,7 @@ class TaskTable:
         return any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.members)
 
     def in_order(self, *, with_left: bool = True) -> list[TaskRecord]:
-        """Return all tasks in the order at the job's start. A spare has the position of the task that it replaced.
+        """Return all tasks in their order at the job's start. A spare has the position of the task that it replaced.
 
         Joined workers follow. With `with_left`, the latest 20 that have left come before the others.
         """

@@ -99,7 +99,7 @@ class IdleWatch:
         self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
 
     def is_due(self, now: float) -> bool:
-        """Return whether 5 s have passed since the last True, because a check at each tick would be expensive."""
+        """Return whether 5 s have passed since this method last returned True. More checks would be expensive."""
         if now < self._due_at:
             return False
         self._due_at = now + _IDLE_CHECK_SECONDS

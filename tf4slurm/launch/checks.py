@@ -131,7 +131,7 @@ def _find_script(command: Sequence[str]) -> str | None:
     """Return the script that Python or a shell runs.
 
     Returns:
-        "" if the program comes from standard input. None if it is neither a script nor standard input.
+        The script, "" if the program is read from standard input, or None for any other command.
     """
     name = os.path.basename(command[0])
     interpreter = next((each for each in _INTERPRETERS if each.name.fullmatch(name)), None)

@@ -36,7 +36,7 @@ def make_service(
 
 
 async def start_service(service: ControlService, node: str | None = None, *, is_local: bool = False) -> ControlEndpoint:
-    """Start the service; return its addresses and the credentials.
+    """Start the service. Return its addresses and the credentials.
 
     Args:
         node: Slurm's name of this node. If the job names an interface, only this node's address on the interface is
@@ -61,9 +61,9 @@ def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
 
 
 async def wait_for_late_tasks(service: ControlService) -> None:
-    """Serve the tasks that register after the end of a job that has not formed; else they would look for the service.
+    """Serve tasks that register after a job has ended without a cluster. Otherwise they would search for the service.
 
-    At most for the start timeout; not at all if that is the reason of the end.
+    This takes at most the start timeout. If the start timeout has ended the job, the function returns at once.
     """
     state = service.state
     is_late = [record for record in state.tasks.members if not record.has_registered]

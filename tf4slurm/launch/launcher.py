@@ -1,4 +1,4 @@
-"""The launcher, one per job: starts the agents, follows the job to its end, and records its events and result."""
+"""The launcher of a job: it starts the agents, follows the job to its end, and records its events and result."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Launcher:
 
     @property
     def leaves_step_running(self) -> bool:
-        """Whether srun would wait: an agent has not reported its end, or Slurm may not notice the end of a task."""
+        """Whether srun may not end: an agent has not reported its end, or Slurm may not notice the end of a task."""
         return any(
             record.is_hidden_from_slurm
             or (record.has_registered and record.is_connected and record.observed.state != "terminated")
@@ -105,7 +105,7 @@ class Launcher:
         )
 
     async def run(self) -> Result:
-        """Run the job to its end; return the result."""
+        """Run the job to its end. Return the result."""
         adopt_orphans()
         watches = [asyncio.create_task(self._recorder.run())]
         if not self._spawner.is_external:
@@ -251,7 +251,7 @@ class Launcher:
             logger.info("job.json has no versions: %s", error)
 
     async def _admit_workers(self, endpoint: ControlEndpoint) -> None:
-        """Write control.json when workers want to join this job; its own tasks do not need this file."""
+        """Write control.json when workers want to join this job. The job's own tasks do not need it."""
         if self._spawner.is_external or not can_grow(self._spec.counts):
             return
         has_failed = False
@@ -287,7 +287,8 @@ class Launcher:
         assert self._state.phase is Phase.ENDED
         for text in self._state.watches.check_at_end(self._state.tasks.members).warnings:
             self._on_event("warning", None, text)
-        directory, report = self._run_directory, None
+        directory = self._run_directory
+        report = None
         file = make_result_file(self._state, directory, self._started_at, self._clock.now())
         self._recorder.write()
         self._events.close()
@@ -307,7 +308,7 @@ class Launcher:
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
-        """Requeue the job if `Requeue.find_reason` allows it; return the job's result.
+        """Requeue the job if `Requeue.find_reason` allows it. Return the job's result.
 
         If Slurm accepts the request, Slurm ends this process.
         """

@@ -82,7 +82,7 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 def run_task(
     spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, terminal: TerminalOutput
 ) -> int:
-    """Run one task of the step; return the exit code of the task, or on rank 0 the exit code of the job.
+    """Run one task of the step. Return the exit code of the task, or on rank 0 the exit code of the job.
 
     Raises:
         CommandError: As `check_program_source` and `check_command`.
@@ -176,7 +176,7 @@ def _cancel(step: SlurmStep) -> None:
 
 
 def main() -> NoReturn:
-    """Run the sidecar of the script that started this process; the first line of its input is the request, as JSON."""
+    """Run the sidecar of the script that started this process. The first line of its input is the request, as JSON."""
     for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
 
@@ -272,7 +272,7 @@ async def _end_without_service(
 
 
 def _claim(directory: RunDirectory) -> bool:
-    """Remove control.json; return whether this task did, so that one task alone ends the step."""
+    """Remove control.json. Return whether this task removed it, so that only one task ends the step."""
     try:
         directory.control.unlink()
     except OSError:

@@ -51,7 +51,7 @@ class SpawnerListener(Protocol):
     """Receives the reports of a spawner."""
 
     def on_staging(self, text: str | None) -> None:
-        """Handle that the environment is being copied to the nodes, which `text` describes; None when that is over."""
+        """Handle the start (`text` describes it) or the end (`text` is None) of copying the environment to nodes."""
 
     def on_output(self, line: str) -> None:
         """Handle a line that an agent has printed."""
@@ -60,7 +60,7 @@ class SpawnerListener(Protocol):
         """Handle the exit of one task's agent."""
 
     def on_all_exit(self, returncode: int, message: str) -> None:
-        """Handle the exit of srun and of all agents; `message` contains srun's last error lines."""
+        """Handle the exit of srun and of all agents. `message` contains srun's last error lines."""
 
 
 class Spawner(Protocol):
@@ -178,7 +178,7 @@ class ExternalSpawner:
 
 
 class SrunSpawner:
-    """Starts one agent per task of a step. While agents run, srun gets no signal: it would kill all agents."""
+    """Starts one agent per task of a step. While agents run, srun gets no signal, because srun would kill them all."""
 
     is_local = False
     is_external = False
