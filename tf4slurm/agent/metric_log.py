@@ -80,7 +80,8 @@ class MetricLog:
         new_lines = lines[num_written:] if is_appended else lines
         try:
             self._run_directory.write_metrics(*self._file, new_lines, is_appended=is_appended)
-            self._written, self._is_failing = (len(lines), num_mergings), False
+            self._written = (len(lines), num_mergings)
+            self._is_failing = False
         except RunDirectoryError as error:
             if not self._is_failing:
                 logger.warning("reported metrics are not recorded for now: %s", error)

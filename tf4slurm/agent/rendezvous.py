@@ -118,7 +118,8 @@ class Rendezvous:
         Returns:
             The cluster. None if the launcher terminates this task or begins another attempt first.
         """
-        client, attempt = self.client, self.client.observed.attempt
+        client = self.client
+        attempt = client.observed.attempt
         server: asyncio.Server | None = None
         try:
             while True:
@@ -139,7 +140,8 @@ class Rendezvous:
     async def begin_attempt(self, attempt: int) -> None:
         """Hold a new port and register for another attempt. Report a failure to the launcher."""
         now = asyncio.get_running_loop().time
-        before, deadline = self.held_port, now() + _PORT_SECONDS
+        before = self.held_port
+        deadline = now() + _PORT_SECONDS
         changes: dict[str, object] = {}
         while not changes:
             try:

@@ -56,7 +56,7 @@ class CallingScript(TaskProcess):
     async def wait_until_orphaned(self) -> int:
         """Report that the script has ended or is suspended. Return 0, because nothing uses this exit code."""
         await self._end_or_stop.wait()
-        await self.channel.drain(_DRAIN_SECONDS)  # the end of this process may reveal the completion signal of another
+        await self.channel.drain(_DRAIN_SECONDS)  # the last messages may contain a completion signal
         state, cluster = self._client.observed.script, self._client.cluster
         if state.completion is None and cluster is not None:
             task = cluster.member(self._rendezvous.identity.rank).task

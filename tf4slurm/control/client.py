@@ -122,7 +122,8 @@ class ControlClient:
 
     def update_script(self, script: ScriptState) -> None:
         """Set the state of the script. Steps and metrics are sent with the next heartbeat, other changes at once."""
-        before, self.observed = self.observed.script, dataclasses.replace(self.observed, script=script)
+        before = self.observed.script
+        self.observed = dataclasses.replace(self.observed, script=script)
         if dataclasses.replace(script, step=before.step, metrics=before.metrics) != before:
             self._is_due.set()
 
@@ -253,7 +254,8 @@ class ControlClient:
         Returns:
             True if this task has terminated, False if the service has sent nothing for the heartbeat timeout.
         """
-        self._sent, self._is_heartbeat_due = ObservedState(), False
+        self._sent = ObservedState()
+        self._is_heartbeat_due = False
         self._is_due.set()
         receiving = asyncio.create_task(self._receive(call))
         sending = asyncio.create_task(self._send(call))
@@ -304,7 +306,8 @@ class ControlClient:
                     age = 0.0 if self.exited_at is None else asyncio.get_running_loop().time() - self.exited_at
                     self.observed = shrink(dataclasses.replace(self.observed, exit_age_seconds=round(age, 4)))
                     payload = encode(self.observed, self._sent)
-                    self._sent, self._is_heartbeat_due = self.observed, False
+                    self._sent = self.observed
+                    self._is_heartbeat_due = False
                     await call.write(payload)
                 elif self._is_heartbeat_due:
                     self._is_heartbeat_due = False

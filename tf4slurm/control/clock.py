@@ -31,12 +31,14 @@ class JobClock:
 
         `on_pause` is called with the duration of each pause in seconds, and with the job time after it.
         """
-        self._on_pause, self._last = on_pause, self._read()
+        self._on_pause = on_pause
+        self._last = self._read()
 
     def now(self) -> float:
         """Return the job time in seconds."""
         time_now = self._read()
-        gap, self._last = time_now - self._last, time_now
+        gap = time_now - self._last
+        self._last = time_now
         if self._on_pause is not None and gap > self._max_gap_seconds:
             self._paused += gap - self._max_gap_seconds
             self._on_pause(gap, time_now - self._paused)

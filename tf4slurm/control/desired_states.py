@@ -64,7 +64,8 @@ class DesiredStates:
 
     def of(self, rank: int) -> DesiredState:
         """Return the desired state of a task. A task that was lost must terminate if it connects again."""
-        record, shared = self._tasks.get(rank), self.shared
+        record = self._tasks.get(rank)
+        shared = self.shared
         has_joined = record is None or record.role.has_joined
         dismissal, exit_code = self._joined_workers.dismissal_of(rank)
         if record is None or record.is_gone:

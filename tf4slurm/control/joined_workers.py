@@ -93,7 +93,8 @@ class JoinedWorkers:
 
     def leave(self, record: TaskRecord, why: str, now: float) -> WorkerChanges:
         """Let a joined worker leave after a stop signal. The chief gives it no more work. Idempotent."""
-        changes, worker = WorkerChanges(), self._joined_workers[record.rank]
+        changes = WorkerChanges()
+        worker = self._joined_workers[record.rank]
         if worker.may_be_used:
             worker.leaves_by = now + _LEAVE_SECONDS
             changes.events.append(TaskEvent("leaving", record, f"leaves the job: {why}"))
@@ -118,7 +119,8 @@ class JoinedWorkers:
             worker.has_served = worker.is_used = False
             if worker.leaves_by < _NEVER:
                 _dismiss(worker, "it leaves", 0, changes)
-        self._workers, self._has_replacement = (), False
+        self._workers = ()
+        self._has_replacement = False
         return changes
 
     def begin_training(self, now: float) -> None:
@@ -131,8 +133,10 @@ class JoinedWorkers:
         This method is level-triggered. Call it during training after each change of the chief or a joined worker, and
         regularly.
         """
-        changes, script = WorkerChanges(), chief.observed.script
-        used, errors = script.workers or (), dict(script.unusable_workers)
+        changes = WorkerChanges()
+        script = chief.observed.script
+        used = script.workers or ()
+        errors = dict(script.unusable_workers)
         for worker in self._joined_workers.values():
             record = worker.record
             if worker.dismissal:

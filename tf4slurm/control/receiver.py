@@ -91,8 +91,9 @@ class Receiver:
             self._state.lose(record, f"its message was not accepted: {reason.removesuffix('.')}")
 
     def on_observed_state(self, rank: int, observed: ObservedState, now: float) -> None:
-        state, record = self._state, self._tasks.get(rank)
+        state = self._state
         state.now = now
+        record = self._tasks.get(rank)
         if record is None:  # a joined worker that has left
             return
         record.last_heartbeat_at = now

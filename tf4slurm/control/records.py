@@ -72,7 +72,8 @@ class TaskRecord:
 
     def begin_attempt(self, attempt: int) -> None:
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
-        self.desired_start_count, self.is_done = 0, False
+        self.desired_start_count = 0
+        self.is_done = False
         self.started_at = self.ended_at = None
 
     def is_importing(self, now: float) -> bool:
@@ -140,7 +141,8 @@ class JobProgress:
 
     def note_step(self, step: int | None) -> None:
         if step is not None and (self.furthest_step is None or step > self.furthest_step):
-            self.furthest_step, self._has_new_step = step, True
+            self.furthest_step = step
+            self._has_new_step = True
 
     def end_attempt(self) -> None:
         self.num_without_step = 0 if self._has_new_step or self.furthest_step is None else self.num_without_step + 1

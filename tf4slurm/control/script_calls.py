@@ -53,7 +53,8 @@ class ScriptCalls:
         """Remove a child that has ended from barriers, and lease its shards to others."""
         self._barriers.withdraw(record)
         self._note_shards(self._shards.release(record.rank))
-        failed, role = self.desired.shared.failed_tasks, record.role
+        failed = self.desired.shared.failed_tasks
+        role = record.role
         is_script = role.runs_script and not (role.is_server or role.has_joined or record.owns_child)
         if is_script and record.has_failed and record.name not in failed:
             self.desired.change(failed_tasks=(*failed, record.name))

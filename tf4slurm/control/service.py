@@ -90,7 +90,7 @@ class ControlService:
         self._server: grpc.aio.Server | None = None
         self._port: HeldPort | None = None
         self._connections: dict[int, _Connection] = {}
-        self._registered: set[int] = set()  # at least once
+        self._registered: set[int] = set()  # ranks that have registered at least once
         self._ended = asyncio.Event()
         self._ticker: asyncio.Task[None] | None = None
         self._encoded_cluster: tuple[Cluster | None, bytes] = (None, b"")

@@ -102,9 +102,9 @@ class _Shards:
         return ShardPosition.of(self.request.fingerprint, self.next, sorted([*self.returned, *held]))
 
     def progress(self) -> ShardProgress:
-        request, in_hand = self.request, self.num_held
-        done = self.next - in_hand - len(self.returned)
-        return ShardProgress(request.name, request.epochs, done, self.total, in_hand, self.num_repeated)
+        request = self.request
+        done = self.next - self.num_held - len(self.returned)
+        return ShardProgress(request.name, request.epochs, done, self.total, self.num_held, self.num_repeated)
 
     def find_error(self, request: ShardRequest) -> str:
         """Return why this request contradicts the first one. Return "" if it does not."""
@@ -278,7 +278,8 @@ def _lease(touched: Iterable[_Shards]) -> tuple[set[int], tuple[ShardProgress, .
 
 def _find_invalid(request: ShardRequest) -> str:
     """Return what is wrong in a request, or "". Any process of the user may have sent the request."""
-    total, start = request.size * request.epochs, request.start
+    total = request.size * request.epochs
+    start = request.start
     if request.size < 1 or request.epochs < 1 or not 0 <= request.capacity <= MAX_CAPACITY:
         return f"the request has {request.size} shards, {request.epochs} epochs and capacity {request.capacity}"
     if start is None:

@@ -11,7 +11,7 @@ from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.spec.job_spec import JobSpec
 
-_MAX_NODE_FAILURES = 2  # then spares on other nodes replace the node's tasks
+_MAX_NODE_FAILURES = 2  # after so many failures, spares on other nodes replace the node's tasks
 
 
 class Replacement(NamedTuple):

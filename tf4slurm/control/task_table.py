@@ -86,7 +86,8 @@ class TaskTable:
 
     def variable_bytes(self, record: TaskRecord) -> int | None:
         """Return the bytes of the variables on a ps. Return None if the chief's script has not reported them."""
-        chief, task = self.chief, record.task
+        chief = self.chief
+        task = record.task
         known = () if chief is None or task.task_type != "ps" else chief.observed.script.ps_bytes
         return known[task.task_index] if task.task_index < len(known) else None
 

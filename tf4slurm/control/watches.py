@@ -117,7 +117,8 @@ class IdleWatch:
         is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
         has_stepped = any(state.script.step is not None for state in states)
         has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
-        has_changed, is_over = starts != self._starts, now - self._since >= _IDLE_SECONDS
+        has_changed = starts != self._starts
+        is_over = now - self._since >= _IDLE_SECONDS
         self.is_active = has_stepped or (has_computed and not has_changed)
         if has_changed or self.is_active:
             self._has_warned = False
@@ -161,7 +162,8 @@ class PauseWatch:
         if seconds + self._spec.heartbeat_interval_seconds > limit:  # agents count from the last message
             reason = f"The launcher was paused for {seconds:.0f} s (Ctrl-Z, SIGSTOP or a suspended host). Agents end "
             reason += f"their tasks after {limit:g} s without the launcher (--heartbeat-timeout)."
-            self._outcome, self.noted_at = Outcome(EXIT_TASK_LOST, reason), now
+            self._outcome = Outcome(EXIT_TASK_LOST, reason)
+            self.noted_at = now
             self._excuses_until = now + self._spec.termination_seconds
 
     def outcome_of_loss(self, now: float) -> Outcome | None:

@@ -213,7 +213,8 @@ def _write_archive(archive: Path, files: list[File], relocate: Relocation, stopp
 
 def _member(file: File, relocate: Relocation) -> tuple[tarfile.TarInfo, IO[bytes] | None]:
     """Return a file's entry in the archive, and its content."""
-    member, mode = tarfile.TarInfo(file.name), file.facts.st_mode
+    mode = file.facts.st_mode
+    member = tarfile.TarInfo(file.name)
     member.mode, member.mtime = stat.S_IMODE(mode) | stat.S_IWUSR, int(file.facts.st_mtime)
     if stat.S_ISDIR(mode):
         member.type = tarfile.DIRTYPE
