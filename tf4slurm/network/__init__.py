@@ -1,1 +1,1 @@
-"""Network of this host: addresses of interfaces, TCP ports, and reachability checks."""
+"""Find this host's addresses and free TCP ports, and check that other hosts reach them."""

@@ -1,7 +1,4 @@
-"""Addresses of this host: on a requested interface, on the route to another host, or on all interfaces.
-
-After `isolate` this process sees a loopback interface only.
-"""
+"""Find the addresses of this host: on a requested interface, on the route to another host, or on all interfaces."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ class Interface:
     """One network interface of this host.
 
     Attributes:
-        addresses: All addresses that are not link-local, IPv4 first; empty while the interface is down.
-        speed: Link speed in Mbit/s; 0 if unknown.
+        addresses: All addresses that are not link-local, IPv4 first. Empty while the interface is down.
+        speed: Link speed in Mbit/s, or 0 if unknown.
     """
 
     name: str
@@ -77,7 +74,7 @@ def interface_address(interface: str, node: str) -> str:
 
 
 def task_address(interface: str | None, node: str, launcher: str) -> str:
-    """Return a task's address: on the requested interface, or else on the route to the launcher.
+    """Return a task's address: on `interface` if it is given, else on the route to the launcher.
 
     Raises:
         InterfaceError: See `interface_address`.
@@ -87,8 +84,8 @@ def task_address(interface: str | None, node: str, launcher: str) -> str:
 
 
 def list_interfaces() -> tuple[Interface, ...]:
-    """Return the interfaces of this host, by name."""
-    import psutil  # imported here, because that takes 20 ms and most agents do not need it
+    """Return the interfaces of this host, sorted by name."""
+    import psutil  # imported here, because the import takes 20 ms and most agents do not need psutil
 
     stats = psutil.net_if_stats()
     result = []
@@ -102,7 +99,7 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def route_address(host: str) -> str:
-    """Return the source address for packets to `host`, without sending any.
+    """Return the address from which this host would send packets to `host`. No packet is sent.
 
     Raises:
         OSError: The host name is unknown, or there is no route.
@@ -124,7 +121,7 @@ def host_addresses() -> tuple[str, ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is in 127.0.0.0/8, or ::1, or "localhost"."""
+    """Return whether `host` is an address in 127.0.0.0/8, ::1, or "localhost"."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -134,8 +131,8 @@ def is_loopback(host: str) -> bool:
 def isolate() -> None:
     """Move this process into new user and network namespaces, with only a loopback interface.
 
-    The process must have one thread. User and group stay the same, and no privilege is needed where users may create
-    user namespaces.
+    The process must have one thread. Its user and group stay the same. It needs no privilege on a system where users
+    may create user namespaces.
 
     Raises:
         InterfaceError: The system is not Linux, or does not let this user create the namespaces.

@@ -1,12 +1,13 @@
-"""TCP ports: choose a free port, hold it, and hand it over to the child without a race.
+"""Choose a free TCP port, hold it, and hand it over to the child process without a race.
 
-An agent holds a port with a socket, the holder, which binds without SO_REUSEPORT, so that it skips ports in use. Then
-it sets this option, so that another socket of the same user with this option can listen on the port: TensorFlow's
-server, with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the child.
+An agent holds a port with a socket, the holder. The holder is bound without SO_REUSEPORT, so that ports in use are
+skipped. Then the agent sets this option. Now another socket of the same user that has the option can listen on the
+port: TensorFlow's server has it with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the
+child.
 
-A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port a holder needs SO_REUSEADDR,
-with which it could also bind the port of another holder. So it first claims the port among all processes of tf4slurm on
-this host, by the name of an abstract socket.
+A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port, a holder needs SO_REUSEADDR.
+With this option it could also bind the port of another holder. Therefore each holder first claims its port with an
+abstract Unix socket, whose name contains the port and exists only once on this host.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens on the port; the caller closes it before the child listens."""
+        """Return a socket that listens on the port. The caller must close it before the child listens."""
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -47,7 +48,7 @@ class HeldPort:
 
 
 def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
-    """Hold the first free port of `candidates`, or without candidates one that the kernel chooses.
+    """Hold the first free port of `candidates`. Without candidates, the kernel chooses a port.
 
     Raises:
         PortsInUseError: Every candidate is in use on this host.
@@ -81,7 +82,7 @@ def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Return a Unix socket whose name marks the port as held; None if it is in use, or not on Linux."""
+    """Return a Unix socket whose name claims the port, or None if the name is in use or this is not Linux."""
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX)
@@ -94,7 +95,7 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def parse_ports(text: str) -> tuple[int, ...]:
-    """Parse ports in Slurm's notation: "23000-23149,23500,23900-23999".
+    """Parse ports in Slurm's notation, such as "23000-23149,23500,23900-23999".
 
     Raises:
         ValueError: A part is not a port or a range within 1 to 65535, or the text is too long for a variable.
@@ -126,7 +127,7 @@ def format_ports(ports: Sequence[int]) -> str:
 
 
 def _wildcard_socket(family: int | None = None) -> socket.socket:
-    """Return a TCP socket for all addresses, of both IP versions if possible."""
+    """Return a TCP socket for all addresses of this host, with both IP versions if the system allows it."""
     if family is None:
         family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     wildcard = socket.socket(family, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Reachability checks: of agents before their children start, and of a child's server while it runs.
+"""Check that agents reach each other before their children start, and that a child's server answers.
 
 Before the children start, each agent listens on its held port. A task on another node connects, sends a nonce, and
 expects HMAC-SHA256(secret, nonce + rank), which a server of an earlier job cannot send. Without this check, TensorFlow
@@ -62,9 +62,10 @@ async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyn
 
 
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
-    """Return the members that the task of `rank` must check; none if the cluster has a single node.
+    """Return the members of the cluster that the task of `rank` must check.
 
-    Each member is checked by one task: the nearest lower rank, cyclically, on another node.
+    Each member is checked by one task: the nearest lower rank, cyclically, on another node. In a cluster on a single
+    node nothing is checked.
     """
     members = [member for member in cluster.members if not member.is_lost]
     if len({member.node for member in members}) == 1:
@@ -80,7 +81,7 @@ def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
 
 
 async def find_unreachable(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
-    """Check members concurrently; return a sentence for each failed check."""
+    """Check members concurrently, and return a sentence for each failed check."""
     checks = (
         find_fault(f"{member.task} on {member.node}", member.rank, member.address, secret, timeout_seconds)
         for member in members
@@ -89,7 +90,10 @@ async def find_unreachable(members: Sequence[Member], secret: str, timeout_secon
 
 
 async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float) -> None:
-    """Remove TensorFlow servers that answer from `missing`, until none is left or the timeout expires."""
+    """Poll the servers in `missing` and delete each one that answers.
+
+    Return when `missing` is empty or the timeout expires.
+    """
     deadline = time.monotonic() + timeout_seconds
     pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
 
@@ -104,7 +108,10 @@ async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float)
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Send a reachability check to `address`; return None if `rank` of this job answers, else a sentence about it."""
+    """Send a reachability check to `address`, and return a sentence if it fails.
+
+    If the task of `rank` of this job answers, the check succeeds and the result is None.
+    """
     nonce = os.urandom(_NONCE_BYTES)
     try:
         answer = await asyncio.wait_for(_request_mac(address, nonce), timeout_seconds)
@@ -118,12 +125,12 @@ async def find_fault(name: str, rank: int, address: Address, secret: str, timeou
 
 
 async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
-    """Check that TensorFlow's gRPC server answers the first bytes of HTTP/2, on a new connection.
+    """Check on a new connection whether a server answers the first bytes of HTTP/2, as TensorFlow's server does.
 
-    TensorFlow's server closes connections with grpcio's keepalive pings ("too_many_pings").
+    grpcio's keepalive pings cannot be used: TensorFlow's server closes connections that send them ("too_many_pings").
 
     Returns:
-        True if an HTTP/2 server answers, False after the timeout, None without a server or with another protocol.
+        True if an HTTP/2 server answers. False after the timeout. None without a server or with another protocol.
     """
     writer = None
     try:
@@ -142,7 +149,7 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return variables with which gRPC reaches `hosts` without the HTTP proxy that `environ` may set."""
+    """Return the variables with which gRPC reaches `hosts` directly, although `environ` may set an HTTP proxy."""
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}
     names = list(dict.fromkeys(hosts))

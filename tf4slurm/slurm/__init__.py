@@ -1,1 +1,1 @@
-"""Slurm: allocation and step of a process, layout of a step, GPUs, nodelists, and Slurm's programs."""
+"""Read what Slurm tells a process about its job, and run Slurm's programs."""

@@ -1,8 +1,8 @@
 """Make srun command lines, and run scontrol, squeue, sacct, scancel and sattach.
 
-A site's wrapper or plugin may print lines of its own, so output is never parsed as a whole: lines of another form are
-left out. Each function that runs a program raises LaunchError if the program cannot be started, fails or times out. The
-error contains what the program wrote to standard error.
+A site's wrapper or plugin may print additional lines, so the parsers skip lines of another form. Each function that
+runs a program raises LaunchError if the program cannot be started, fails or times out. The error contains what the
+program wrote to standard error.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tf4slurm.system.exec_limits import explain_too_long
 
 T = TypeVar("T")
 
-_USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # variables that change what these programs do
-_TIMEOUT_SECONDS = 30.0  # the answer takes 10 ms; the programs give up after MessageTimeout, 10 s by default
+_USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # users change the programs' output with these
+_TIMEOUT_SECONDS = 30.0  # an answer takes 10 ms; a program gives up after Slurm's MessageTimeout (default 10 s)
 _MAX_CHARACTERS = 200  # of a command in an error message
 _MAX_IDS = 1000  # in one query: Linux allows 128 KB for an argument
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
@@ -56,7 +56,11 @@ def run_program(
     text: str = "",
     directory: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs to its end, with `text` as its standard input."""
+    """Run one of Slurm's programs, with `text` as its standard input, and wait until it exits.
+
+    Args:
+        environ: The program's environment. None is os.environ without the user's defaults for these programs.
+    """
     line = _shorten(command)
     if environ is None:
         environ = _without_user_defaults(os.environ)
@@ -87,7 +91,7 @@ def run_program(
 
 
 def _shorten(command: Sequence[str]) -> str:
-    """Return a command for an error message."""
+    """Return a command as text, cut to 200 characters."""
     line = " ".join(command)
     return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…"
 
@@ -101,10 +105,9 @@ def srun_command(
 ) -> tuple[str, ...]:
     """Return the srun command that runs `command` in each task of one step over all components of the allocation.
 
-    When one task ends, srun must not end the step, whatever the site's default is, because the launcher decides what
-    happens then. --overlap lets the step start while an interactive shell runs in the allocation. The site's default of
-    --mpi may wait for an MPI library that no task has.
-    `options` come last and override the other options.
+    The launcher decides what follows the exit of a task, so srun must not end the step then (--kill-on-bad-exit=0 and
+    --wait=0). --overlap lets the step start while an interactive shell runs in the allocation. --mpi=none is given
+    because a site's default may wait for an MPI library that no task has. `options` come last and override these.
     """
     always = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
     line = ["srun"]
@@ -125,17 +128,17 @@ def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[s
     """Return the srun command that starts `command` once on each node, with labelled output.
 
     All tasks get srun's standard input. srun splits an output line of more than 1,024 bytes (MAX_MSG_LEN in slurmstepd)
-    into parts, and may print parts of other tasks between them. So that the caller can join the parts, --label makes
-    each part a line that starts with the rank of its task.
+    into parts, and may print other tasks' parts between them. --label starts each part with the rank of its task, so
+    that the caller can join the parts.
     """
     options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--mpi=none", "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
 
 
 def exited_tasks(line: str) -> frozenset[int]:
-    """Return the ranks that a line of srun's standard error reports as failed; empty for any other line.
+    """Return the ranks that a line of srun's standard error reports as failed.
 
-    Example: srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
+    The result is empty for any other line. Example: srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
     """
     match = _EXITED_LINE.match(line)
     return frozenset(int(name[1:]) for name in expand_nodelist(f"t[{match['ranks']}]")) if match else frozenset()
@@ -147,12 +150,12 @@ def missing_programs() -> tuple[str, ...]:
 
 
 def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """Return the version of Slurm's programs on this host, such as "22.05.8"; send no request to the controller."""
+    """Return the version of Slurm's programs on this host, such as "22.05.8". No request is sent."""
     return _query(("srun", "--version"), parse_version, timeout_seconds)
 
 
 def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
-    """Return the configuration of this Slurm site, and which of its nodes are unavailable now or soon."""
+    """Return the configuration of this Slurm site, with its unavailable nodes and its planned maintenance."""
     partitions = _read(("scontrol", "--oneliner", "show", "partition"), timeout_seconds)
     nodes = _read(("sinfo", "--noheader", f"--format={NODES_FORMAT}"), timeout_seconds)
     reservations = _read(("scontrol", "--oneliner", "show", "reservation"), timeout_seconds)
@@ -183,9 +186,9 @@ def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Slur
 
 
 def query_allocation(allocation: SlurmAllocation) -> SlurmAllocation:
-    """Return the allocation with the job's own numbers.
+    """Return the allocation with the numbers of tasks, nodes and CPUs that Slurm's controller gives for the job.
 
-    In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step.
+    In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step instead of the job.
     """
     command = ("scontrol", "show", "job", allocation.job_id)
     return _query(command, lambda text: parse_allocation(allocation, text), _TIMEOUT_SECONDS)
@@ -199,9 +202,9 @@ def query_resources(job_id: str) -> SlurmResources:
 def query_queue(
     job_ids: Sequence[str], *, expands_arrays: bool = False, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> list[QueueEntry]:
-    """Return the queue entries of jobs, including recently ended jobs; one entry per array element.
+    """Return the queue entries of jobs, including recently ended jobs.
 
-    Without `expands_arrays`, the pending elements of an array have one entry together.
+    Each element of an array has an entry. Without `expands_arrays`, the pending elements share one entry.
     """
     expand = ("--array",) if expands_arrays else ()
     found: list[QueueEntry] = []
@@ -225,7 +228,7 @@ def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_
 
 
 def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
-    """Return the final state and the exit code of a job; None if the accounting database lacks the job."""
+    """Return the final state and the exit code of a job, or None if the accounting database lacks the job."""
     command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ACCOUNTING_FORMAT)
     return parse_accounting(_read(command, timeout_seconds))
 
@@ -236,12 +239,12 @@ def signal_batch(job_id: str, signal_name: str) -> None:
 
 
 def cancel_job(*job_ids: str) -> None:
-    """Remove jobs from the queue, or end all their processes."""
+    """Cancel jobs. Pending jobs leave the queue, and the processes of running jobs are ended."""
     _read(("scancel", *job_ids))
 
 
 def cancel_step(step: SlurmStep) -> None:
-    """End every process of a step on all its nodes at once, including the caller if it belongs to the step."""
+    """End every process of a step on all its nodes. This includes the caller if it belongs to the step."""
     _read(("scancel", f"{step.job_id}.{step.step_id}"))
 
 
@@ -251,7 +254,7 @@ def requeue_job(job_id: str) -> None:
 
 
 def exclude_nodes(job_id: str, nodes: Sequence[str]) -> None:
-    """Exclude nodes from a job that waits in the queue, in addition to those of its --exclude."""
+    """Exclude nodes from a pending job, in addition to those of its --exclude."""
     excluded = query_job(job_id).excluded_nodes
     _read(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(filter(None, (excluded, *nodes)))}"))
 
@@ -305,7 +308,7 @@ def _read(command: Sequence[str], timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 
 
 def _query(command: Sequence[str], parse: Callable[[str], T], timeout_seconds: float) -> T:
-    """Return the parsed standard output of a program; also raise LaunchError if the output is invalid."""
+    """Return the parsed standard output of a program. An invalid output raises LaunchError."""
     answer = _read(command, timeout_seconds)
     try:
         return parse(answer)

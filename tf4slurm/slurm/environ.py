@@ -33,7 +33,7 @@ _NODE_NAME = "SLURMD_NODENAME"
 _TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 _RESTART_COUNT = "SLURM_RESTART_COUNT"
 _HET_SIZE = "SLURM_HET_SIZE"
-# srun sets these for "srun a : b"; sbatch and salloc set them too, beside *_HET_GROUP_* with the same values
+# srun sets these for "srun a : b". sbatch and salloc set them, too, and *_HET_GROUP_* with the same values.
 _GROUP_JOB_ID = "SLURM_JOB_ID_PACK_GROUP_"
 _GROUP_NODELIST = "SLURM_JOB_NODELIST_PACK_GROUP_"
 
@@ -46,7 +46,7 @@ VISIBLE_DEVICES = (
 )
 """The variables with which Slurm assigns GPUs to a task: one each for CUDA, ROCm, OpenCL on ROCm, and oneAPI."""
 
-# srun sets these for the tasks of a step, and takes some of them as options of a step that a task starts
+# srun sets these for the tasks of a step. An srun that such a task runs would read some of them as its options.
 _STEP_VARIABLES = (
     "SLURM_CPUS_ON_NODE",
     "SLURM_CPUS_PER_TASK",
@@ -112,7 +112,7 @@ def _num_components(text: str) -> int:
 
 
 def _required(environ: Mapping[str, str], variable: str, parse: Callable[[str], T]) -> T:
-    """Return the parsed value of a variable; raise SlurmEnvironmentError if it is missing, empty or invalid."""
+    """Return the parsed value of a variable. A missing, empty or invalid value raises SlurmEnvironmentError."""
     value = environ.get(variable)
     if not value:
         raise SlurmEnvironmentError(
@@ -132,7 +132,7 @@ def _required(environ: Mapping[str, str], variable: str, parse: Callable[[str], 
 
 
 def _optional(environ: Mapping[str, str], variable: str, parse: Callable[[str], T], default: Default) -> T | Default:
-    """Return the parsed value of a variable; the default if it is missing or empty."""
+    """Return the parsed value of a variable, or the default if the variable is missing or empty."""
     return _required(environ, variable, parse) if environ.get(variable) else default
 
 
@@ -149,8 +149,8 @@ class SlurmAllocation:
     """The resources that Slurm allocated to a job.
 
     Attributes:
-        num_tasks: Number of requested tasks; None if the job, or a component of it, only requested nodes.
-        cpus_per_task: Requested CPUs per task, which srun does not take from the job since Slurm 22.05.
+        num_tasks: Number of requested tasks. None if the job, or a component of it, requested only nodes.
+        cpus_per_task: Requested CPUs per task. Since Slurm 22.05 srun does not take this number from the job.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
         array_element: Id of the job array's element, such as "38_2". `job_id` can be the id of the whole array.
@@ -167,7 +167,7 @@ class SlurmAllocation:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
-        """Read the allocation from an environment; return None outside of an allocation.
+        """Read the allocation from an environment, or return None outside of an allocation.
 
         Raises:
             SlurmEnvironmentError: A variable is invalid.
@@ -215,10 +215,10 @@ def _optional_attribute(variable: str, parse: Callable[[str], T], default: Defau
 
 
 class SlurmStep:
-    """The step that this process is a task of.
+    """The Slurm step to which this task belongs, as its environment describes it.
 
-    Attributes are parsed on access, so that an invalid variable affects only callers that need it. They raise
-    SlurmEnvironmentError if their variable is missing or invalid; `from_environ` checks those that every task needs.
+    Attributes are parsed on access, so that an invalid variable affects only callers that need it. An attribute raises
+    SlurmEnvironmentError if its variable is missing or invalid. `from_environ` checks those that every task needs.
 
     Attributes:
         rank: 0-based rank in the step.
@@ -227,10 +227,10 @@ class SlurmStep:
         node_ranks: The ranks on this node, by local rank.
         nodes: The names of the step's nodes in Slurm's order.
         tasks_per_node: The number of tasks on each of `nodes`, not checked against other variables.
-        distribution: Such as "block" or "cyclic:block"; None if srun does not set it. In a heterogeneous step it may
-            describe another component than this task's.
-        plane_size: The number of consecutive ranks on one node with -m plane, perhaps of another component or an outer
-            step.
+        distribution: How ranks are distributed, such as "block" or "cyclic:block". None if srun does not set it. In a
+            heterogeneous step this may be the distribution of another component.
+        plane_size: The number of consecutive ranks on one node with -m plane. This may be the number of another
+            component or of an outer step.
         reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
         launch_address: An address of the host on which srun runs; None if Slurm does not set it.
         restart_count: The number of times that Slurm has requeued the job.
@@ -277,7 +277,7 @@ class SlurmStep:
 
     @property
     def port_candidates(self) -> tuple[int, ...]:
-        """The reserved ports, rotated by the local rank so that the tasks of a node try different ports first."""
+        """The reserved ports, rotated by the local rank, so that the tasks of a node first try different ports."""
         start = self.local_rank % len(self.reserved_ports) if self.reserved_ports else 0
         return self.reserved_ports[start:] + self.reserved_ports[:start]
 
@@ -308,7 +308,7 @@ class SlurmStep:
 
     @cached_property
     def het_groups(self) -> dict[str, tuple[str, ...]]:
-        """The nodes of each component of the heterogeneous job, by its job id, also of those outside of this step."""
+        """The nodes of all components of a heterogeneous job, by the component's job id. Empty for other jobs."""
         size = _optional(self.environ, _HET_SIZE, _num_components, 0)
         if self.environ.get(f"{_GROUP_JOB_ID}0") != self.job_id:
             return {}  # the variables come from a heterogeneous job that submitted this job
@@ -321,7 +321,8 @@ class SlurmStep:
         """The node of each rank, checked against this task's node and ranks.
 
         Raises:
-            LayoutError: The environment contradicts itself or does not determine the layout; see `commands.layout_of`.
+            LayoutError: The environment contradicts itself or does not determine the layout. `commands.layout_of` then
+                queries Slurm.
         """
         groups = self.het_groups.values()
         components = split_components(self.tasks_by_node, groups) if groups else []
@@ -355,12 +356,12 @@ class SlurmStep:
 
 
 def own_node_name(environ: Mapping[str, str]) -> str:
-    """Return Slurm's name of this node, or outside of Slurm the host name, which may differ from it."""
+    """Return Slurm's name of this node, which may differ from the host name. Outside of Slurm return the host name."""
     return environ.get(_NODE_NAME) or socket.gethostname()
 
 
 def is_in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is a task of a Slurm step; a batch script and an interactive shell are not."""
+    """Return whether this process is a task of a Slurm step. A batch script and an interactive shell are not."""
     return _STEP_ID in environ and _RANK in environ and not _is_reserved(environ[_STEP_ID])
 
 

@@ -11,17 +11,19 @@ from tf4slurm.errors import PlacementError
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """The variables that hide all GPUs from a process."""
 
-_OFTEN_OF_THE_USER = "HIP_VISIBLE_DEVICES"
-"""A variable that counts only with a list that Slurm gave: users set it in their profiles."""
+_OFTEN_SET_BY_USERS = "HIP_VISIBLE_DEVICES"
+"""A variable that users set in their profiles. It is ignored unless a variable of Slurm has the same list."""
 
 _AMD_DEVICES = "ROCR_VISIBLE_DEVICES"
 _AMD_NUMBERS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
-"""HIP and OpenCL read these, as positions among the devices that ROCR_VISIBLE_DEVICES leaves, which is read first
-(https://github.com/pytorch/pytorch/pull/142292)."""
+"""Variables that HIP and OpenCL read after ROCR_VISIBLE_DEVICES.
+
+Their numbers are positions among the devices in ROCR_VISIBLE_DEVICES (https://github.com/pytorch/pytorch/pull/142292).
+"""
 
 
 def has_amd_gpus(devices: Path) -> bool:
-    """Return whether this host has the device file of AMD's driver for computing, and none of an NVIDIA GPU."""
+    """Return whether `devices` has the file of AMD's compute driver (kfd), and no file of an NVIDIA GPU."""
     return (devices / "kfd").exists() and not any(devices.glob("nvidia[0-9]*"))
 
 
@@ -34,22 +36,23 @@ def gpu_environ(
     is_spare: Sequence[bool] = (),
     devices: Path = Path("/dev"),
 ) -> dict[str, str]:
-    """Return the variables that assign GPUs to a task's child process, for each variable that Slurm set.
+    """Return the environment variables that assign GPUs to the child process of a task.
 
-    A list that Slurm made for this task alone is kept; one for all tasks of the node is divided among these tasks.
+    The result has a list for each variable that Slurm set. A list that Slurm made for this task alone is kept. A list
+    for all tasks of the node is divided among these tasks.
 
-    Spares have a share from the start, because a spare may become a worker while the others run. Lost workers, with
-    which they exchange roles, keep theirs: a share stays the same for the whole attempt. If there are too few devices
-    for the spares, the workers divide them all, and a spare that becomes a worker shares one with another worker.
+    A spare has a share from the start, because it may become a worker while the other tasks run. The lost worker whose
+    role the spare takes keeps its share, too, so that no share changes within an attempt. If there are too few devices
+    for the spares, the workers divide all devices. A spare that becomes a worker then shares a device with a worker.
 
     Args:
         visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         local_rank: The task's 0-based rank on its node.
         sees_gpus: Whether each task uses GPUs now, by local rank.
-        per_task: Devices per task. None divides all devices: the first tasks get the remaining ones, and if there are
+        per_task: Devices per task. None divides all devices, and the first tasks get those that remain. If there are
             fewer devices than tasks, neighbouring tasks share a device.
-        is_spare: Whether each task is a spare, or is lost and has changed its role with one; empty for no spares.
+        is_spare: Whether each task is a spare, or is lost and has exchanged its role with one. Empty without spares.
         devices: Directory of the device files, which show whether the GPUs are AMD's.
 
     Raises:
@@ -61,7 +64,7 @@ def gpu_environ(
         _share((), 0, sum(sees_gpus), per_task)  # raises PlacementError: there are no devices
     environ = {}
     for variable, visible in visible_devices.items():
-        if variable == _OFTEN_OF_THE_USER and list(visible_devices.values()).count(visible) == 1:
+        if variable == _OFTEN_SET_BY_USERS and list(visible_devices.values()).count(visible) == 1:
             continue
         if is_list_of_one_task(visible, gpus_on_node):
             share = _share(visible, 0, 1, per_task)
@@ -78,7 +81,7 @@ def gpu_environ(
 
 
 def is_list_of_one_task(visible: Sequence[str], gpus_on_node: int | None) -> bool:
-    """Return whether Slurm made the list for one task (--gpus-per-task, --gpu-bind): it is shorter than the node's."""
+    """Return whether a list is shorter than the node's: Slurm made it for one task (--gpus-per-task, --gpu-bind)."""
     return gpus_on_node is not None and len(visible) < gpus_on_node
 
 

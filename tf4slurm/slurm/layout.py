@@ -1,9 +1,9 @@
-"""Compute the layout of a step: the node of each rank, from the tasks of each node and the distribution.
+"""Compute the layout of a step: the node of each rank.
 
 The environment of an ordinary step determines the layout, unless the distribution is "arbitrary". In a heterogeneous
 step SLURM_DISTRIBUTION describes only the component that srun handled last: on Slurm 22.05 the tasks of b have the same
 environment in `srun -N2 -n4 -m cyclic a : -N1 -n2 b` with and without -m. The layout of a component is certain in two
-cases only: it has one node, or it has two and the task belongs to it.
+cases only: the component has one node, or it has two nodes and this task runs on one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tf4slurm.errors import LayoutError, PlacementError
 
 Component = Mapping[str, int]
-"""The number of tasks by node, in Slurm's order, of an ordinary step or of one component of a heterogeneous step."""
+"""Number of tasks by node name, in Slurm's order: of an ordinary step, or of a component of a heterogeneous step."""
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
         plane_size: Number of consecutive ranks on one node; only for plane.
 
     Raises:
-        LayoutError: The distribution is not one of these, such as "arbitrary", or is plane without a size.
+        LayoutError: The distribution is another one, such as "arbitrary", or "plane" without `plane_size`.
     """
     method = (distribution or "block").partition(",")[0].partition(":")[0]
     if method == "block":
@@ -39,7 +39,7 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
 
 
 def split_components(step: Component, groups: Iterable[Collection[str]]) -> list[Component]:
-    """Split a step into components by the nodes of the job's groups; omit groups without a node of the step.
+    """Split a step into components by the nodes of the job's groups. A group without a node of the step is omitted.
 
     Raises:
         LayoutError: A node of the step is in no group or in several.
@@ -51,7 +51,7 @@ def split_components(step: Component, groups: Iterable[Collection[str]]) -> list
 
 
 def join_components(components: Sequence[Component], own_node: str, own_ranks: Collection[int]) -> tuple[str, ...]:
-    """Return the node of each rank of a heterogeneous step; `own_ranks` are the ranks on `own_node`.
+    """Return the node of each rank of a heterogeneous step. `own_ranks` are the ranks on `own_node`.
 
     Raises:
         LayoutError: More than one layout is possible.
@@ -75,8 +75,8 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
     Args:
         nodes: Each node of the layout once, in Slurm's order.
-        counts: Number of tasks by new name, one per node. Each new name starts with its node's name; or none does,
-            and the nth in sorted order belongs to the nth node.
+        counts: Number of tasks by new name, one new name per node. Either each new name starts with its node's name,
+            or the new names are sorted and the nth name belongs to the nth node.
 
     Raises:
         LayoutError: The new names do not determine their nodes.
@@ -102,7 +102,7 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
 
 def shorten(items: Sequence[object]) -> str:
-    """Return the first eight items with commas between."""
+    """Return the first eight items, separated by commas."""
     return ", ".join(map(str, items[:8])) + (", …" if len(items) > 8 else "")
 
 

@@ -1,4 +1,4 @@
-"""Parse what scontrol, squeue, sacct and sattach print about jobs; lines of another form are left out."""
+"""Parse what scontrol, squeue, sacct and sattach print about jobs. Lines of another form are skipped."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ENDED_STATES = {
     **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
     **dict.fromkeys(("BOOT_FAIL", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED"), FAILED),
 }
-"""Slurm's states of ended jobs, each with tf4slurm's state."""
+"""tf4slurm's state for each of Slurm's states of ended jobs."""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
-_JOB_ID = re.compile(r"\d+(_\d+|_\[[\d,:.%-]*\]|\+\d+)?")  # also 38_2, 38+1, 38_[0-98:2%4], cut off: 38_[1,3,5,...]
+_JOB_ID = re.compile(r"\d+(_\d+|_\[[\d,:.%-]*\]|\+\d+)?")  # also 38_2, 38+1, 38_[0-98:2%4], 38_[1,3,5,...]
 _STATE = re.compile(r"[A-Z_]+")
 _ACCOUNTING_LINE = re.compile(r"^(?P<state>[A-Z_]+)\+?( by \d+)?\|(?P<codes>\d+:\d+)\s*$", re.MULTILINE)
 _REASONS = {
@@ -61,8 +61,8 @@ class SlurmJob:
         is_batch: Whether the job is a batch job. Slurm requeues only batch jobs.
         can_requeue: Whether the user and the site allow a requeue.
         is_preempted: Whether the grace time of a preemption has begun.
-        preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL"; empty if unknown.
-        exit_code: Exit code of the batch script, 128 + n after signal n; 0 while the script runs.
+        preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL". Empty if unknown.
+        exit_code: Exit code of the batch script. It is 128 + n after signal n, and 0 while the script runs.
         output: Path of the batch script's output; empty if unknown.
         excluded_nodes: Nodelist of --exclude; empty for none.
     """
@@ -80,7 +80,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmResources:
-    """The resources that Slurm allocated to a job. A field that `scontrol` does not show is null.
+    """The resources that Slurm allocated to a job. A field that `scontrol` does not show is None.
 
     Attributes:
         submitted, started: Times of submission and start, in seconds since 1970.
@@ -198,13 +198,15 @@ def parse_comments(text: str, comment: str) -> list[str]:
 
 
 def parse_accounting(text: str) -> tuple[str, int] | None:
-    """Return state and exit code of the first job in sacct's output in `ACCOUNTING_FORMAT`; None without a job."""
+    """Return state and exit code of the first job in sacct's output (`ACCOUNTING_FORMAT`), or None without a job."""
     match = _ACCOUNTING_LINE.search(text)
     return (match["state"], parse_exit_code(match["codes"])) if match else None
 
 
 def parse_layout(text: str) -> list[str]:
-    """Return the node of each rank of one step, from the output of `sattach --layout STEP`, such as this.
+    """Return the node of each rank of one step, from the output of `sattach --layout STEP`.
+
+    An example of this output:
 
         Job step layout:
             4 tasks, 2 nodes (gpu-09,r1-n10)
@@ -213,7 +215,7 @@ def parse_layout(text: str) -> list[str]:
             Node 1 (r1-n10), 1 task(s): 1
 
     Raises:
-        ValueError: The text does not have each rank on one node.
+        ValueError: The text does not assign each rank to one node.
     """
     lines = list(_LAYOUT_LINE.finditer(text))
     nodes = {int(rank): line["node"] for line in lines for rank in line["ranks"].split()}
@@ -224,10 +226,10 @@ def parse_layout(text: str) -> list[str]:
 
 
 def parse_fields(text: str, first: str = "") -> dict[str, str]:
-    """Parse NAME=VALUE pairs; the first value of a repeated name is kept.
+    """Parse NAME=VALUE pairs. Of a repeated name, the first value is kept.
 
-    With the name of the `first` field of scontrol's records, only the first record is parsed: its line, and the
-    indented lines after it.
+    `first` is the name of the first field of scontrol's records. With it, only the first record is parsed: its line,
+    and the indented lines after it.
     """
     record = re.search(rf"^{first}=.*(\n[ \t]+\S.*)*", text, re.MULTILINE) if first else None
     found: dict[str, str] = {}
@@ -237,13 +239,13 @@ def parse_fields(text: str, first: str = "") -> dict[str, str]:
 
 
 def parse_exit_code(codes: str) -> int:
-    """Parse Slurm's "code:signal"; the result is 128 + n after signal n, as in a shell."""
+    """Parse Slurm's "code:signal". The result after signal n is 128 + n, as in a shell."""
     code, _, number = codes.partition(":")
     return 128 + int(number) if number.isdecimal() and int(number) else int(code) if code.isdecimal() else 0
 
 
 def _parse_time(text: str) -> float | None:
-    """Parse "2026-11-21T10:21:07" in the time zone of this host, which scontrol uses too."""
+    """Parse "2026-11-21T10:21:07" in the time zone of this host, which scontrol uses, too."""
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:  # such as "Unknown"
@@ -257,7 +259,10 @@ def _parse_memory(tres: str) -> int | None:
 
 
 def parse_time_limit(limit: str) -> int | None:
-    """Return the seconds of a time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; None for a text such as UNLIMITED."""
+    """Return a time limit in seconds, or None for a text such as UNLIMITED.
+
+    Slurm's formats are M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
+    """
     days, dash, clock = limit.rpartition("-")
     parts = clock.split(":")
     if not all(part.isdecimal() for part in (*parts, *([days] if dash else []))) or len(parts) > 3:

@@ -1,4 +1,4 @@
-"""Parse what scontrol, sinfo and srun print about a Slurm site; lines of another form are left out."""
+"""Parse what scontrol, sinfo and srun print about a Slurm site. Lines of another form are skipped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation of nodes for maintenance; times such as "2026-11-24T00:04:44", in the time zone of this host."""
+    """A reservation of nodes for maintenance. Times are those of this host, such as "2026-11-24T00:04:44"."""
 
     name: str
     start: str
@@ -55,13 +55,13 @@ class SlurmSite:
     Attributes:
         version: Version of the controller, such as "22.05.8".
         has_accounting: Whether the site has a database of ended jobs, which sacct reads.
-        reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation; empty if none.
+        reserved_ports: Range from which Slurm reserves ports for each step, in Slurm's notation. Empty if none.
         requeues: Whether Slurm may requeue a batch job by default (JobRequeue).
         kill_wait_seconds: Seconds from SIGTERM to SIGKILL after a time limit or scancel (KillWait).
         process_tracking: How Slurm finds the processes of a job, such as "cgroup" or "linuxproc".
-        settings: All settings by their names in slurm.conf; "(null)" if not set.
+        settings: All settings by their names in slurm.conf. A setting without a value is "(null)".
         maintenance: Current and future reservations for maintenance.
-        gpu_types: Such as "a100".
+        gpu_types: Types of the GPUs, such as "a100".
         features: Features of nodes, which --constraint requests.
     """
 
@@ -153,6 +153,6 @@ def _parse_partition(line: str, nodes: Sequence[Sequence[str]]) -> Partition:
 
 
 def _leading_number(text: str) -> int:
-    """Return the number at the start of a text such as "30 sec", else 0."""
+    """Return the number at the start of a text such as "30 sec", or 0 if there is none."""
     match = re.match(r"\d{1,9}", text)
     return int(match[0]) if match else 0

@@ -12,10 +12,10 @@ _POLL_SECONDS = 1.0
 
 
 async def wait_for_slurmstepd_loss() -> int:
-    """Wait until the slurmstepd above this process has been killed; return its process id.
+    """Wait until the slurmstepd above this process has been killed, and return its process id.
 
-    slurmstepd exits after its tasks, so one that ends before them was killed, and they continue to run. If /proc shows
-    no slurmstepd above this process, this coroutine waits until it is cancelled.
+    slurmstepd exits after its tasks. If it ends before them, it was killed, and the tasks continue to run. If /proc
+    shows no slurmstepd above this process, this coroutine waits until it is cancelled.
     """
     slurmstepd = find_slurmstepd()
     if slurmstepd is None:
@@ -27,7 +27,7 @@ async def wait_for_slurmstepd_loss() -> int:
 
 
 def find_slurmstepd() -> ProcessStat | None:
-    """Return the slurmstepd above this process; None if /proc shows none."""
+    """Return the slurmstepd above this process, or None if /proc shows none."""
     process_id = os.getppid()
     with contextlib.suppress(OSError):  # /proc does not show the process
         while process_id > 1:
