@@ -39,7 +39,7 @@ class Interface:
 
 
 def interface_address(interface: str, node: str) -> str:
-    """Return the address of this host on the requested interface, IPv4 before IPv6.
+    """Return the address of this host on the requested interface, preferably an IPv4 address.
 
     Args:
         interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, or else

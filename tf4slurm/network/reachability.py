@@ -38,7 +38,7 @@ suffix without a dot have no effect.
 
 
 async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyncio.Server:
-    """Answer reachability checks of `rank` on `listener`, until the returned server is closed."""
+    """Answer reachability checks for the task of `rank` on `listener`, until the returned server is closed."""
     connections: dict[asyncio.StreamWriter, None] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -103,7 +103,7 @@ def _without_user_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 def srun_command(
     allocation: SlurmAllocation, num_tasks: int, command: Sequence[str], options: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the srun command that runs `command` in each task of one step over all components of the allocation.
+    """Return the srun command for one step on the whole allocation, which runs `command` in each task.
 
     The launcher decides what follows the exit of a task, so srun must not end the step then (--kill-on-bad-exit=0 and
     --wait=0). --overlap lets the step start while an interactive shell runs in the allocation. --mpi=none is given
@@ -150,7 +150,7 @@ def missing_programs() -> tuple[str, ...]:
 
 
 def query_client_version(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> str:
-    """Return the version of Slurm's programs on this host, such as "22.05.8". No request is sent."""
+    """Return the version of Slurm's programs on this host, such as "22.05.8", without a request to the controller."""
     return _query(("srun", "--version"), parse_version, timeout_seconds)
 
 

@@ -81,7 +81,10 @@ def gpu_environ(
 
 
 def is_list_of_one_task(visible: Sequence[str], gpus_on_node: int | None) -> bool:
-    """Return whether a list is shorter than the node's: Slurm made it for one task (--gpus-per-task, --gpu-bind)."""
+    """Return whether Slurm made a list of GPUs for one task (--gpus-per-task, --gpu-bind).
+
+    Such a list is shorter than that of the node.
+    """
     return gpus_on_node is not None and len(visible) < gpus_on_node
 
 

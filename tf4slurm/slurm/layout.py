@@ -39,7 +39,9 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
 
 
 def split_components(step: Component, groups: Iterable[Collection[str]]) -> list[Component]:
-    """Split a step into components by the nodes of the job's groups. A group without a node of the step is omitted.
+    """Split a step into its components. `groups` are the nodes of each component of the heterogeneous job.
+
+    A component without a node of the step is omitted.
 
     Raises:
         LayoutError: A node of the step is in no group or in several.

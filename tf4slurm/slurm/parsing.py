@@ -146,7 +146,7 @@ def parse_job(text: str) -> SlurmJob:
 
 
 def parse_allocation(allocation: SlurmAllocation, text: str) -> SlurmAllocation:
-    """Return the allocation with the numbers in the output of `scontrol show job ID`.
+    """Return the allocation with the numbers of tasks, nodes and CPUs from the output of `scontrol show job ID`.
 
     Raises:
         ValueError: A number is missing.
