@@ -1,4 +1,4 @@
-"""A child process in its own process group: start it, read its output, and signal it.
+"""Start a child process in its own process group, read its output, and signal it.
 
 On Linux the kernel kills the child when its agent is killed (see exec_child.py), and the agent adopts the child's
 orphans and kills them (see proc.py). On other systems only the process group is killed.
@@ -30,10 +30,10 @@ _DRAIN_SECONDS = 0.5
 
 
 class Child:
-    """A child process; create it with `Child.start`.
+    """A child process. `Child.start` creates it.
 
     Attributes:
-        ended_at: Time (monotonic, seconds) of the child's end; None before.
+        ended_at: Time of the child's end in seconds (monotonic). None while the child runs.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -53,7 +53,7 @@ class Child:
         *,
         ignores_stop_signals: bool = False,
     ) -> Child:
-        """Start `command` in its own process group; with `ignores_stop_signals`, the child ignores STOP_SIGNALS.
+        """Start `command` in its own process group. With `ignores_stop_signals`, the child ignores STOP_SIGNALS.
 
         A thread calls `on_output` with the child's standard output and error, and with b"" at their end. Another thread
         starts the child, so that a stalled file system delays only the child. If the start is cancelled, the child is
@@ -88,7 +88,7 @@ class Child:
         When the thread that started the child ends, the kernel kills the child (PR_SET_PDEATHSIG, see `exec_child.py`).
         """
         child = None
-        # Otherwise Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
+        # Without this, Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
         vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
         pipe = subprocess.PIPE
         try:
@@ -128,7 +128,7 @@ class Child:
             os.killpg(self.process_id, signal.SIGKILL)
 
     async def wait_for_exit(self) -> int:
-        """Wait for the end of the child, after which its process group is killed.
+        """Wait until the child has ended and its process group has been killed.
 
         Returns:
             The child's exit code, or minus the number of the signal that ended it.
@@ -138,7 +138,7 @@ class Child:
         return returncode
 
     async def wait(self) -> int:
-        """Wait as `wait_for_exit` does, then at most 0.5 s for the rest of the output."""
+        """Call `wait_for_exit`, then wait at most 0.5 s for the rest of the output."""
         returncode = await self.wait_for_exit()
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
@@ -162,7 +162,7 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child's process group, unless the child has been reaped: its id may be in use again."""
+        """Send a signal to the child's process group. Do nothing after the child was reaped: its id may be reused."""
         with self._reaping:
             if self._process.returncode is not None:
                 return

@@ -1,4 +1,4 @@
-"""The user's directories, and new directories that no other user can write to."""
+"""Find the user's directories, and create directories that no other user can write to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def home_directory(environ: Mapping[str, str]) -> Path | None:
-    """Return HOME, or without it the home directory of the password database; None if neither has one."""
+    """Return the user's home directory from HOME, or else from the password database, or None if it is unknown."""
     if home := environ.get("HOME"):
         return Path(home)
     try:
@@ -19,10 +19,10 @@ def home_directory(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_directory(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
-    """Return tf4slurm's directory below the one in `variable`, by default below `default` in the home directory.
+    """Return tf4slurm's directory below the directory that an environment variable names.
 
-    A relative path in the variable is ignored, as the XDG Base Directory Specification requires. Return None for a user
-    without a home directory.
+    Without this variable, the directory is below `default` in the home directory. A relative path in the variable is
+    ignored, as the XDG Base Directory Specification requires. The result is None for a user without a home directory.
     """
     if os.path.isabs(parent := environ.get(variable, "")):
         return Path(parent, "tf4slurm")
@@ -31,9 +31,9 @@ def user_directory(environ: Mapping[str, str], variable: str, default: str) -> P
 
 
 def make_directories(path: Path, mode: int) -> None:
-    """Create a directory and its missing parents; only this user can write to them, whatever the umask.
+    """Create a directory and its missing parents. Only this user can write to them, whatever the umask is.
 
-    `mode` is that of the directory, without write permission for others; the missing parents get 0755.
+    `mode` is the mode of the directory, without write permission for others. The missing parents get 0755.
 
     Raises:
         OSError: A directory cannot be created, or a file is in its place.

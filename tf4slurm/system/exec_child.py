@@ -1,8 +1,8 @@
 """The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`.
 
-It asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With SHIELDED=1
-the child ignores STOP_SIGNALS, unless the script installs its own handlers, because a ps must run while the chief
-saves.
+This program asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With
+SHIELDED=1 the child ignores STOP_SIGNALS, unless the script installs its own handlers. A ps is started in this way,
+because it must run while the chief saves.
 
 The agent cannot do this between fork and exec, because a lock that another of its threads holds would stay locked. This
 program imports nothing of tf4slurm, so that it takes 20 ms.
@@ -14,10 +14,13 @@ import signal
 import sys
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""If any process of a job receives one, the whole job saves and stops. Slurm sends them to every process."""
+"""If any process of a job receives one of these signals, the whole job saves and stops.
+
+Slurm sends them to every process.
+"""
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU)
-"""The signals at which a launcher stops its job. sbatch --signal=B:ALRM names one of the last two."""
+"""Signals at which a launcher stops its job. Users request one of the last two with, for example, --signal=B:ALRM."""
 
 _OTHER_NAMES = ("SIGQUIT", "SIGALRM", "SIGXCPU", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
 OTHER_SIGNALS = tuple(getattr(signal, name) for name in _OTHER_NAMES if hasattr(signal, name))
@@ -30,7 +33,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
-    """Execute `command`; on failure print the reason and exit as a shell does (127, 126)."""
+    """Execute `command`. On failure print the reason and exit with 127 or 126, as a shell does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:

@@ -1,4 +1,4 @@
-"""The limits of Linux for the arguments and the environment of a program; beyond them it does not start (E2BIG)."""
+"""Explain why Linux does not start a program whose arguments or variables are too long (E2BIG)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 
 MAX_TEXT_BYTES = 32 * resource.getpagesize()
-"""The limit of one argument or variable with its name and the byte that ends it: MAX_ARG_STRLEN in linux/binfmts.h."""
+"""Maximum size of an argument, or of a variable with its name, including the final null byte.
+
+Source: MAX_ARG_STRLEN in linux/binfmts.h.
+"""
 
 
 def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return which argument or variable is too long for Linux to start `command`; empty for other errors."""
+    """Return which argument or variable of `command` is too long for Linux, or an empty text for another error."""
     if error.errno != errno.E2BIG:
         return ""
     sizes = list(_sizes(command, environ))
@@ -27,7 +30,7 @@ def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[st
 
 
 def _sizes(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """Yield the bytes and the name of each argument and variable, with the byte that ends the text."""
+    """Yield the size in bytes, including the final null byte, and the name of each argument and variable."""
     for word in command:
         yield len(os.fsencode(word)) + 1, f"the argument {word[:30]!r}…"
     for variable, value in environ.items():

@@ -1,4 +1,4 @@
-"""Replace a file at once, so that no reader sees a part of it."""
+"""Replace a file atomically, so that no reader sees a part of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DRAFT_SUFFIX = ".draft"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a draft (mode 0600) that replaces a file when the block ends; after an error the draft is removed.
+    """Open a draft (mode 0600) that replaces a file when the block ends. After an error the draft is removed.
 
-    Readers, also those on other hosts, see the old file or the new one. Each writer has a draft of its own, so that of
-    simultaneous writers the last one wins with a whole file.
+    Readers, also those on other hosts, see the old file or the new one. Each writer has a draft of its own. If several
+    write at the same time, the file is the whole draft of the last one.
 
     Raises:
         OSError: The draft cannot be written, or the file cannot be replaced.

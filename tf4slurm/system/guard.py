@@ -1,7 +1,7 @@
-"""The guard, a small parent process of an agent on Slurm: kills the script's remaining processes when the agent exits.
+"""Start the guard, a small parent process that kills a script's remaining processes when the agent exits.
 
-If the agent is killed, the kernel kills the child, but not the child's own processes, which would hold memory, a GPU
-and a port. The launcher does the same for local agents.
+If an agent is killed, the kernel kills the child, but not the processes that the child started. They would hold memory,
+a GPU and a port. Agents on Slurm have a guard. The launcher does the guard's work for local agents.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def watch_guard(loop: asyncio.AbstractEventLoop, on_loss: Callable[[], object]) 
 
 
 def _handled_signals() -> list[signal.Signals]:
-    """Return the stop signals that a guard or agent handles: all, but SIGHUP only if it is not ignored (nohup)."""
+    """Return the stop signals that a guard or agent handles. SIGHUP is left out if it is ignored (nohup)."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in STOP_SIGNALS if not (is_ignored and number == signal.SIGHUP)]
 
 
 def start_guard(*, is_in_terminal: bool = False) -> None:
-    """Fork: the parent becomes the guard, and this function returns in the child, which becomes the agent.
+    """Fork this process. The parent becomes the guard. The child becomes the agent, and this function returns in it.
 
-    The guard exits after the agent; only Linux has one. Call this while the process has one thread, and before large
-    imports, so that the guard stays small.
+    The guard exits after the agent. On a system other than Linux nothing is done. Call this function while the process
+    has one thread, and before large imports, so that the guard stays small.
 
     Args:
         is_in_terminal: A person starts this process in a terminal. The agent then has its own process group: Ctrl-C,
@@ -67,7 +67,8 @@ def start_guard(*, is_in_terminal: bool = False) -> None:
     """
     if sys.platform != "linux":
         return
-    guard, others = os.getpid(), find_others()
+    guard = os.getpid()
+    others = find_others()
     agent = os.fork()
     if agent:
         _guard(agent, others)
@@ -101,13 +102,13 @@ def _guard(agent: int, others: Others) -> NoReturn:
 
 
 def _end_children(others: Others) -> None:
-    """Kill all descendants but `others`, repeatedly because they may start more; give up after 4 s."""
+    """Kill all descendants but `others`, repeatedly because they may start more. Give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if find_own_children() <= others:  # a zombie counts, so none is overlooked whose child is adopted only now
+        if find_own_children() <= others:  # zombies count, because their children are adopted only now
             return
         kill_descendants(others)
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""Output to slow streams: a line writer and a log handler; also a filter of progress bars and a line splitter.
+"""Write lines and log messages to slow streams in a thread, filter progress bars, and split output into lines.
 
 A paused terminal (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
 """
@@ -36,7 +36,7 @@ class LineWriter:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # An int in the queue is a number of dropped lines; the thread sets an event; None ends the thread.
+        # Besides lines, the queue has numbers of dropped lines, events for the thread to set, and None to end it.
         self._lines: queue.Queue[str | int | threading.Event | None] = queue.Queue(_MAX_WAITING_LINES)
         self._dropped = 0
         self._waiting_characters = 0
@@ -59,7 +59,7 @@ class LineWriter:
                 self._dropped += 1
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
-        """Write the queued lines for at most 1 s, then `last_lines` for at most 1 s; drop the rest."""
+        """Write the queued lines for at most 1 s, then `last_lines` for at most 1 s. Drop the rest."""
         if not self._thread.is_alive():
             return  # closed before
         is_written = threading.Event()
@@ -125,7 +125,7 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type onl
 
 
 class ProgressFilter:
-    """Leaves out texts that carriage returns overwrite, as in progress bars, but for one a second.
+    """Drops texts that carriage returns overwrite, as in progress bars, but keeps one per second.
 
     Each text that is kept becomes a line of its own. The last text of a line is always kept.
     """
@@ -143,7 +143,7 @@ class ProgressFilter:
         self._is_kept = False  # a text of the line has been returned as a line
 
     def filter(self, data: bytes) -> bytes:
-        """Add output; return what is kept of it so far."""
+        """Add output, and return the text that is kept of it so far."""
         if not self._has_overwriting and b"\r" not in data:
             self._is_begun = not data.endswith(b"\n") if data else self._is_begun
             return data
@@ -161,18 +161,25 @@ class ProgressFilter:
             return kept
         if self._has_overwriting and len(self._text) <= MAX_LINE_BYTES:
             return b""
-        text, self._text, self._overwritten, self._is_begun = self._text, b"", b"", True
+        text = self._text
+        self._text = self._overwritten = b""
+        self._is_begun = True
         return text
 
     def _overwrite(self) -> bytes:
-        text, self._text, self._has_overwriting = self._text, b"", True
+        text = self._text
+        self._text = b""
+        self._has_overwriting = True
         if not text.strip() and not self._is_begun:
             return b""
         now = self._clock()
         if not self._is_begun and now - self._kept_at < _OVERWRITTEN_SECONDS:
             self._overwritten = text
             return b""
-        self._kept_at, self._overwritten, self._is_begun, self._is_kept = now, b"", False, True
+        self._kept_at = now
+        self._overwritten = b""
+        self._is_begun = False
+        self._is_kept = True
         return text + b"\n"
 
     @property
@@ -194,7 +201,7 @@ class LineSplitter:
         self._rest = b""
 
     def split(self, data: bytes) -> list[str]:
-        """Add `data`; return the lines that are now complete."""
+        """Add `data`, and return the lines that are now complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest)

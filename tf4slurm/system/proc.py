@@ -1,6 +1,6 @@
-"""Processes of this host: state, parent, children, memory, processor time and identity; adopt, reap and kill them.
+"""Find, describe, adopt, stop and kill processes of this host.
 
-Only Linux has /proc. An event loop may read it, because it is in memory and no disk can stall.
+Only Linux has /proc. An event loop may read /proc, because it is in memory and no disk can stall the read.
 Import little here, because every guard process loads this module.
 """
 
@@ -19,7 +19,10 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.02
 
 Others = frozenset[tuple[int, int]]
-"""Processes that are not the job's, as process id and start. A shell that executes tf4slurm leaves it its children."""
+"""Processes that do not belong to the job, as process id and start time in ticks.
+
+A shell that replaces itself with tf4slurm (exec) leaves its own children to tf4slurm.
+"""
 
 NO_OTHERS: Others = frozenset()
 
@@ -38,7 +41,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(process_id: int) -> ProcessStat:
-    """Read /proc/PID/stat of a process, which may be a zombie; raise OSError if /proc does not show it."""
+    """Read /proc/PID/stat of a process, which may be a zombie. A process that /proc does not show raises OSError."""
     with open(f"/proc/{process_id}/stat", encoding="utf-8", errors="replace") as file:
         head, _, tail = file.read().rpartition(")")
     fields = tail.split()
@@ -49,7 +52,7 @@ def read_stat(process_id: int) -> ProcessStat:
 
 
 def find_children(process_id: int) -> list[int]:
-    """Return the ids of a process's children, including zombies; raise OSError if /proc does not show it."""
+    """Return the ids of a process's children, including zombies. A process that /proc does not show raises OSError."""
     found: list[int] = []
     for thread in os.listdir(f"/proc/{process_id}/task"):
         with open(f"/proc/{process_id}/task/{thread}/children", encoding="utf-8") as file:
@@ -80,7 +83,7 @@ def ignores_signal(process_id: int, number: int) -> bool:
 
 
 def is_running(process_id: int, start_ticks: int) -> bool:
-    """Return whether the process that started at `start_ticks` runs, and is no zombie."""
+    """Return whether the process that started at `start_ticks` still runs. A zombie does not run."""
     try:
         stat = read_stat(process_id)
     except OSError:
@@ -99,7 +102,8 @@ def adopt_orphans() -> None:
 def reap_orphans(own_child: int) -> None:
     """Reap adopted orphans that have ended.
 
-    Other code waits for children in this process's group, in which no orphan is: a child and its descendants leave it.
+    Processes in this process's group are not reaped, because other code waits for them. No orphan is in this group: a
+    child and its descendants leave it.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
@@ -109,22 +113,25 @@ def reap_orphans(own_child: int) -> None:
 
 
 def find_others() -> Others:
-    """Return the descendants of this process before the job, which are not the job's; none without /proc."""
+    """Return the processes that do not belong to the job: the descendants of this process before the job starts.
+
+    The result is empty on a system without /proc.
+    """
     return find_own_children() | {(each.process_id, each.start_ticks) for each in find_descendants()}
 
 
 def find_own_children() -> Others:
-    """Return the children of this process, including zombies; none on a system without /proc."""
+    """Return the children of this process, including zombies. There are none on a system without /proc."""
     return frozenset((each.process_id, each.start_ticks) for each in _children_by_parent().get(os.getpid(), ()))
 
 
 def find_descendants(*, with_own_group: bool = True, others: Others = NO_OTHERS) -> list[ProcessStat]:
-    """Return the running descendants of this process, parents first; none on a system without /proc.
+    """Return the running descendants of this process, parents first. There are none on a system without /proc.
 
     Args:
-        with_own_group: Include the programs that other code of this process has started: they are in its process group,
-            which a child of an agent and the child's descendants leave.
-        others: What `find_others` returned before the job. They and their later descendants are left out.
+        with_own_group: Include descendants in this process's group. They are programs that other code has started: a
+            child of an agent and the child's descendants leave the group.
+        others: The result of `find_others` before the job. These processes and their descendants are left out.
     """
     children = _children_by_parent()
     children[os.getpid()] = [
@@ -150,7 +157,7 @@ def _children_by_parent() -> dict[int, list[ProcessStat]]:
 
 
 def signal_process(process_id: int, start_ticks: int, number: int) -> None:
-    """Send a signal to the process that started at `start_ticks`, if it still runs and its id is not in use again."""
+    """Send a signal to the process that started at `start_ticks`, but not to a later process with its id."""
     descriptor = None
     with contextlib.suppress(AttributeError, OSError):  # macOS, a kernel before 5.3, or the process has ended
         descriptor = os.pidfd_open(process_id)
@@ -168,7 +175,7 @@ def signal_process(process_id: int, start_ticks: int, number: int) -> None:
 
 
 def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
-    """Send a signal to those of the processes that still run."""
+    """Send a signal to those processes that still run."""
     for each in processes:
         signal_process(each.process_id, each.start_ticks, number)
 
@@ -179,7 +186,7 @@ def kill_descendants(others: Others = NO_OTHERS) -> None:
 
 
 def kill_left_processes(deadline: float) -> None:
-    """Kill the processes of children that have ended, repeatedly because they may start others.
+    """Kill the processes that ended children left, repeatedly because these may start others.
 
     Return when none is left, or at `deadline` (monotonic), because a process that waits for a file server cannot be
     killed. Programs that other code of this process has started are not killed.

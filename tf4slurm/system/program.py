@@ -1,4 +1,4 @@
-"""The start and end of tf4slurm's programs, and the output of other programs."""
+"""Run tf4slurm's programs with one form of error messages, and read the output of other programs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _STANDARD_OUTPUT = "<stdout>"
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
-    """Run `main(environ)` and exit with its exit code; print a `Tf4SlurmError`, OSError or ValueError as a sentence.
+    """Run `main(environ)` and exit with its exit code.
 
-    `environ` is a copy of os.environ for child processes. Afterwards this function changes os.environ, to silence
-    gRPC's messages about clients that send invalid data, and to turn off its fork handlers.
+    A `Tf4SlurmError`, OSError or ValueError is printed as a sentence. `environ` is a copy of os.environ for child
+    processes. After the copy, this function changes os.environ, to silence gRPC's messages about clients that send
+    invalid data, and to turn off gRPC's fork handlers.
     """
     environ = dict(os.environ)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # the handlers abort children that Python 3.10 starts by fork
@@ -40,7 +41,8 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         getattr(sys, name).reconfigure(errors=_ESCAPE)
     sys.stdout = _StandardOutput.replacing(sys.stdout)
-    message, exit_code = "", None
+    message = ""
+    exit_code = None
     try:
         _start_log(environ)
         exit_code = main(environ)
@@ -63,7 +65,7 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
 
 
 class _StandardOutput(io.TextIOWrapper):
-    """Standard output, whose errors name it."""
+    """Standard output. Its errors have the file name "<stdout>"."""
 
     @classmethod
     def replacing(cls, stream: Any) -> _StandardOutput:
@@ -81,7 +83,7 @@ class _StandardOutput(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def naming_standard_output() -> Iterator[None]:
-    """Make an OSError of a write to standard output name it, for `explain`."""
+    """Set the file name of an OSError in the block to "<stdout>", so that `explain` names standard output."""
     try:
         yield
     except OSError as error:
@@ -121,7 +123,7 @@ def _has_working_directory() -> bool:
 
 
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Encode bytes of a file name that are not text as they are, and other characters as escape sequences."""
+    """Write undecodable bytes of a file name unchanged, and other characters as escape sequences."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:
@@ -136,7 +138,7 @@ def main_command(module: str, argument: object = "") -> tuple[str, ...]:
 
 
 def read_output(*command: str, timeout_seconds: float = 20.0) -> str | None:
-    """Return the output of a program; None if it fails, does not exist or takes too long."""
+    """Return the output of a program, or None if it fails, does not exist or takes too long."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds

@@ -1,4 +1,4 @@
-"""Threads for functions that would block an event loop."""
+"""Run functions that would block an event loop in threads."""
 
 from __future__ import annotations
 

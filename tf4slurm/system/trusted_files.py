@@ -1,4 +1,7 @@
-"""Check that only this user and root can write what tf4slurm finds by itself: the user did not name it explicitly."""
+"""Check that only this user and root can write the files that tf4slurm finds by itself.
+
+Files that the user names explicitly are not checked.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ def check_trusted(path: Path, instead: str) -> None:
 def read_trusted(path: Path, instead: str) -> bytes:
     """Return the content of a file after `check_trusted`.
 
-    The owner and the mode are those of the file that is read, even if a user who may write to a directory above
-    exchanges it meanwhile.
+    The owner and the mode are those of the opened file. So a user who may write to a directory above cannot exchange
+    the file after the check.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a named pipe does not block
         _check(path, os.fstat(file.fileno()), path, instead)
@@ -47,7 +50,7 @@ def read_trusted(path: Path, instead: str) -> bytes:
 
 
 def _check(each: Path, facts: os.stat_result, path: Path, instead: str) -> None:
-    """Raise an error about `path` if others could have created or changed `each`, which is it or its directory."""
+    """Raise an error about `path` if others could have created or changed `each`: the path itself or its directory."""
     real = each.resolve()
     directory = real if stat.S_ISDIR(facts.st_mode) else real.parent
     if _is_in_trusted_directory(directory):
@@ -69,9 +72,10 @@ def _check(each: Path, facts: os.stat_result, path: Path, instead: str) -> None:
 
 
 def is_owned_by(user_id: int, path: Path) -> bool:
-    """Return whether a file or directory, and a link to it, belong to a user, to this process's user or to root.
+    """Return whether a file or directory belongs to the given user, to this process's user or to root.
 
-    The owner of what is in or below the paths in TF4SLURM_TRUST does not matter.
+    If it is a symbolic link, the link must belong to one of them, too. Below the paths in TF4SLURM_TRUST the owner does
+    not matter.
 
     Raises:
         OSError: The file does not exist.
@@ -82,10 +86,10 @@ def is_owned_by(user_id: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def private_directory(path: Path, instead: str) -> Iterator[Path]:
-    """Create or open a directory that only this user can enter (0700); yield a path to it through a descriptor.
+    """Create or open a directory that only this user can enter (0700), and yield a path to it.
 
-    The path stays this directory, even if a user who may write to a directory above renames it. Its files are those of
-    this user, except for files that were created before the directory was private.
+    The path goes through a descriptor. So it leads to this directory even if a user who may write to a directory above
+    renames it. Files in it belong to this user, except for files that were created before the directory was private.
 
     Args:
         instead: A sentence for the error message: what to do without the directory.

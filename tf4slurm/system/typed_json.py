@@ -1,4 +1,4 @@
-"""Conversion of JSON to frozen dataclasses and back, by the types of their fields.
+"""Convert JSON to frozen dataclasses and back, by the types of their fields.
 
 `from_json` tolerates damaged files: unknown keys are ignored, and a missing or mistyped value becomes the field's
 default. `from_exact_json` refuses such content. `to_json` writes NaN and infinite numbers as null.
@@ -31,7 +31,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def read_object(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> dict[str, Any] | None:
-    """Read a JSON object from a file; return None if there is none."""
+    """Read a JSON object from a file. Without a file or a valid object, the result is None."""
     try:
         content = json.loads(read(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -40,7 +40,7 @@ def read_object(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> 
 
 
 def read_lines(path: Path, kind: type[_T]) -> list[_T]:
-    """Read a file with one JSON object per line; skip damaged lines."""
+    """Read a file with one JSON object per line. Damaged lines are skipped, and a missing file is empty."""
     result = []
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -52,7 +52,7 @@ def read_lines(path: Path, kind: type[_T]) -> list[_T]:
 
 
 def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
-    """Convert a JSON object to a dataclass; ignore unknown keys, and replace mistyped values by defaults."""
+    """Convert a JSON object to a dataclass. Unknown keys are ignored, and mistyped values become the defaults."""
     values = {}
     readers: dict[str, _Reader] = _field_readers(kind, False)  # type: ignore[arg-type]
     for name, read in readers.items():
@@ -107,7 +107,11 @@ def _reader(hint: Any, is_exact: bool) -> _Reader:
 
 
 def _item_reader(hint: Any, is_exact: bool) -> _Reader:
-    """Return a reader. A mistyped item becomes None or an empty dataclass, so that other items keep their positions."""
+    """Return a function that reads an item of a list or an object.
+
+    Unless `is_exact`, a mistyped item becomes None or an empty dataclass, so that other items keep their positions. An
+    item of a type with neither is dropped.
+    """
     read = _reader(hint, is_exact)
     if is_exact:
         return read

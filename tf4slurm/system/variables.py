@@ -13,7 +13,7 @@ SCRIPT_CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"  # a socket: a path, or "@" 
 SERVICES_VARIABLE = "TF4SLURM_SERVICES"  # of the tf.data service: {"data-dispatcher": ["10.1.0.4:40123"], …}
 
 AGENT_VARIABLES = (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE, RANK_VARIABLE)
-"""Variables that a launcher sets for its agents; agents remove them from the environment of children."""
+"""Variables that a launcher sets for its agents. Agents remove them from the environment of their children."""
 
 SCRIPT_VARIABLES = (
     "TF_CONFIG",

@@ -1,4 +1,4 @@
-"""The versions of a script's software, read from package metadata, and the git commit of a directory."""
+"""Read the versions of a script's software from package metadata, and the git commit of a directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tf4slurm.system.program import read_line, read_output
 
 COMMIT_FILE = ".tf4slurm-commit"
-"""The file of a snapshot that names the commit."""
+"""Name of the file in a snapshot that contains the commit."""
 
 _VERSIONS = """
 import importlib.metadata, json, platform
@@ -33,7 +33,7 @@ print(json.dumps(found))
 def read_versions(python: str) -> dict[str, str]:
     """Return the versions of a Python, its TensorFlow and its Keras, without an import of TensorFlow.
 
-    Empty if this Python does not answer.
+    The result is empty if this Python does not answer.
     """
     output = read_output(python, "-c", _VERSIONS) if python else None
     with contextlib.suppress(ValueError):
@@ -50,7 +50,10 @@ class Commit(NamedTuple):
 
 
 def read_commit(directory: Path) -> Commit | None:
-    """Return the commit of a directory or of a snapshot's origin; None if git tracks no file of the directory."""
+    """Return the commit of a directory, or the commit from which a snapshot was made.
+
+    The result is None if git tracks no file of the directory.
+    """
     with contextlib.suppress(OSError, ValueError):
         name, is_dirty = json.loads((directory / COMMIT_FILE).read_text(encoding="utf-8"))
         return Commit(str(name), bool(is_dirty))
