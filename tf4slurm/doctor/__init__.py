@@ -1,1 +1,1 @@
-"""Checks of host, cluster and software that find obstacles to running a job, with advice for each."""
+"""Check host, cluster and software for obstacles to running a job, and give advice for each obstacle."""

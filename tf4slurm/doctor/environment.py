@@ -28,11 +28,11 @@ def describe_environment(
     """Describe this process's job, and the address and TF_CONFIG that tf4slurm would choose.
 
     Args:
-        interface: As for `task_address`.
+        interface: The network whose address a task uses, as for `task_address`.
         task_types: Task type of each rank. If TF_CONFIG is not set, it is computed from `task_types` and `ports`.
 
     Returns:
-        {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}; missing values are None.
+        {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}. Missing values are None.
     """
     step = SlurmStep.from_environ(environ) if is_in_step(environ) else None
     warnings: list[str] = []
@@ -65,7 +65,7 @@ def describe_environment(
 
 
 def format_environment(description: Mapping[str, Any]) -> str:
-    """Return the lines that show a description on a terminal."""
+    """Return the text that shows a description on a terminal."""
     sections = {
         "Process": [("this process", description["where"])],
         "Slurm step": list(_step_rows(description["step"] or {})),

@@ -1,4 +1,4 @@
-"""Findings of the checks: merge them over nodes, and format them for a terminal or an issue."""
+"""Merge the findings of checks over nodes, and format them for a terminal or an issue."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: "fail" if the problem prevents or ends any job; "warn" if only those that `text` names; else "ok".
+        level: "fail" if the problem prevents or ends any job, "warn" if only the jobs that `text` names, else "ok".
         topic: Short name of the check, such as "python".
         text: The result in one line without a full stop, the same on all nodes with the same result.
         advice: Recommended action in one or two sentences, or empty.
         detail: Facts that differ from node to node, such as addresses.
-        nodes: The nodes with this result; empty means all checked nodes, or the whole cluster.
+        nodes: The nodes with this result. Empty means all checked nodes, or the whole cluster.
     """
 
     level: Level
@@ -51,7 +51,7 @@ def warn_unless(is_ok: bool, topic: str, text: str, *, problem: str, advice: str
 
 
 def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
-    """Merge equal findings of several nodes into one, with `nodes` set unless all nodes have the finding.
+    """Merge equal findings of several nodes into one. Its `nodes` are empty if all nodes have the finding.
 
     Findings of one topic become adjacent.
     """
@@ -76,7 +76,7 @@ def exit_code_of_findings(findings: Iterable[Finding]) -> int:
 
 
 def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], str]) -> list[str]:
-    """Return the lines that show findings on a terminal; `colour` colours a level."""
+    """Return the lines that show findings on a terminal. `colour` returns a text in the colour of a level."""
     lines = []
     for finding in findings:
         detail = f" ({finding.detail})" if finding.detail else ""
@@ -89,7 +89,7 @@ def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], 
 
 
 def summarize(findings: Sequence[Finding], next_step: str) -> str:
-    """Return the last line on a terminal: how many failures and warnings, and the command to run next."""
+    """Return the last line for a terminal: the numbers of failures and warnings, and what to do next."""
     warnings = _count(findings, "warn", "warning")
     if exit_code_of_findings(findings):
         return f"{_count(findings, 'fail', 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
@@ -104,7 +104,7 @@ def format_report(findings: Iterable[Finding]) -> str:
 
 
 def hide_user(text: str) -> str:
-    """Replace this user's home directory with "~", and the name in other paths with "USER"."""
+    """Replace this user's home directory with "~", and the user's name in other paths with "USER"."""
     home = str(home_directory(os.environ) or "").rstrip("/")
     if home:
         text = re.sub(re.escape(home) + _END_OF_NAME, "~", text)

@@ -1,4 +1,4 @@
-"""Checks of one host: its software, run directory, interfaces, proxies, limits, ports, and MUNGE."""
+"""Check one host: its software, run directory, interfaces, proxies, limits, ports, and MUNGE."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PROBE_BYTES = 64 * 1024
 _LARGE_SKEW_SECONDS = 2.0
 _VISIBLE_SECONDS = 5.0  # NFS caches directories for some seconds
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-# Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run; with 24,
-# no task starts.
+# Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run. With a
+# limit of 24 no task starts.
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
 _MAX_PORTS = 64  # maximum number of ports tested
 
@@ -37,12 +37,15 @@ _MAX_PORTS = 64  # maximum number of ports tested
 def check_host(
     environ: Mapping[str, str], spec: JobSpec, *, is_quick: bool, probe_name: str
 ) -> tuple[list[Finding], float | None]:
-    """Run all checks of this host; return the findings, and the clock skew from `probe_file` or None.
+    """Run all checks of this host.
 
     Args:
         spec: The job whose `runs_directory`, `interface` and `ports` are checked.
         is_quick: Whether to skip the checks that start TensorFlow and pip.
         probe_name: Unique name of the test file that this host writes into the run directory.
+
+    Returns:
+        The findings, and the clock skew from `probe_file`, or None if the test file cannot be written.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [
@@ -58,7 +61,7 @@ def check_host(
 
 
 def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, float | None]:
-    """Write and remove a test file; return the finding, and the clock skew from `probe_file` or None."""
+    """Check that a test file can be written. Return the finding, and the clock skew from `probe_file` or None."""
     text = f"run directories in {runs_directory.absolute()}"
     path = probe_path(runs_directory, probe_name)
     try:
@@ -79,7 +82,7 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def check_shared(runs_directory: Path, probe_name: str) -> Finding:
-    """Check that hosts share the directory, where another host's test file must appear within 5 s."""
+    """Check that hosts share the directory: a test file of the launcher's host must appear in it within 5 s."""
     deadline = time.monotonic() + _VISIBLE_SECONDS
     while not (is_visible := probe_path(runs_directory, probe_name).exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -90,7 +93,7 @@ def check_shared(runs_directory: Path, probe_name: str) -> Finding:
 
 
 def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
-    """Check that the nodes' clocks agree, given the clock skew of each in seconds."""
+    """Check that the nodes' clocks agree. The clock skew of each node is in seconds."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:
@@ -101,7 +104,7 @@ def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
 
 
 def probe_path(runs_directory: Path, name: str) -> Path:
-    """Return the path of a test file in the directory or its nearest existing parent."""
+    """Return the path of a test file in the directory or in its nearest existing parent."""
     path = runs_directory.absolute()
     parent = next((each for each in (path, *path.parents) if each.exists()), path)
     return parent / f".tf4slurm-doctor-{name}"
@@ -109,10 +112,14 @@ def probe_path(runs_directory: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def probe_file(path: Path) -> Iterator[float]:
-    """Write a small test file and remove it after the block; raise OSError if it cannot be written.
+    """Write a small test file, and remove it after the block.
 
     Yields:
-        The smallest clock skew in seconds that explains the file's time; positive if the file server's clock is ahead.
+        The smallest clock skew in seconds that explains the file's time. A positive skew means that the file server's
+        clock is ahead.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     before = time.time()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

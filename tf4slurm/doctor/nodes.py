@@ -1,8 +1,9 @@
-"""`tf4slurm doctor --on-nodes`: check the nodes of an allocation, their network and the shared directory.
+"""Check the nodes of an allocation, their network and the shared directory (`tf4slurm doctor --on-nodes`).
 
 One Slurm step runs `run_node` on each node. Questions and answers are only sent through srun's pipes, so no other
-process can take part. Each node reads two lines of JSON, and answers each with one: a `NodeTask` (checks of the host),
-and the list of peers (reachability checks). A node exits when its input ends.
+process can take part. Each node reads two lines of JSON, and answers each with one line. The first is a `NodeTask`: the
+node checks itself. The second is the list of peers: the node checks that it reaches them. A node exits when its input
+ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _CHECK_SECONDS = 4.0  # for one address
 _HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
 _REACH_SECONDS = 60.0 + _CHECK_SECONDS
 _END_SECONDS = 10.0
-_INPUT_SECONDS = 300.0  # for one line; the sender has shorter timeouts, and the input ends when it exits
+_INPUT_SECONDS = 300.0  # for one line; the sender has shorter timeouts, and its exit ends the input
 _LINE_BYTES = 32 * 1024 * 1024
 _ANSWER_START = '{"tf4slurm-doctor"'
 _MAX_CHECKS = 64  # at the same time
@@ -46,7 +47,7 @@ _MAX_ERROR_LINES = 5
 
 @dataclass(frozen=True)
 class NodeTask:
-    """The checks of one node.
+    """The checks that a node shall make.
 
     Attributes:
         name: Unique part of the test files' names.
@@ -71,9 +72,9 @@ class Peer:
     """A host that answers reachability checks.
 
     Attributes:
-        rank: Rank in the step; for the launcher's host, the number of nodes.
+        rank: Rank in the step. For the launcher's host, which has no rank, it is the number of nodes.
         addresses: The addresses of the host, each with the name of its interface.
-        own_address: The address that a task would use on the host; None if there is none.
+        own_address: The address that a task would use on the host, or None if there is none.
     """
 
     rank: int
@@ -89,7 +90,7 @@ class Peer:
 async def check_nodes(
     environ: Mapping[str, str], spec: JobSpec, *, is_quick: bool, on_progress: Callable[[str], None]
 ) -> list[Finding]:
-    """Run the checks on each node of this allocation; return the merged findings.
+    """Run the checks on each node of this allocation, and return the merged findings.
 
     Raises:
         SlurmEnvironmentError: This process is not in an allocation.
@@ -102,7 +103,9 @@ async def check_nodes(
             "salloc -N4 tf4slurm doctor --on-nodes; or call it in a batch script.",
             variable="SLURM_JOB_ID",
         )
-    name, own_name, num_nodes = secrets.token_hex(6), own_node_name(environ), allocation.num_nodes
+    name = secrets.token_hex(6)
+    own_name = own_node_name(environ)
+    num_nodes = allocation.num_nodes
     directory, own_skew = check_directory(spec.runs_directory, f"{name}.{num_nodes}")
     task = NodeTask(
         name=name,
@@ -116,11 +119,11 @@ async def check_nodes(
         credential=await asyncio.to_thread(seal_for_this_user, "probe"),
     )
     with probe_file(probe_path(spec.runs_directory, name)) if task.has_probe else contextlib.nullcontext():
-        reports, others = await _ask_nodes(num_nodes, own_name, environ, task, on_progress)
-    findings = merge_nodes({r["peer"]["node"]: [Finding(**each) for each in r["findings"]] for r in reports})
+        answers, others = await _ask_nodes(num_nodes, own_name, environ, task, on_progress)
+    findings = merge_nodes({a["peer"]["node"]: [Finding(**each) for each in a["findings"]] for a in answers})
     if directory.level == "fail":
         findings.append(replace(directory, nodes=(own_name,)))
-    skews = {r["peer"]["node"]: r["skew"] for r in reports if r["skew"] is not None}
+    skews = {a["peer"]["node"]: a["skew"] for a in answers if a["skew"] is not None}
     if skews and own_skew is not None:
         findings.append(check_clocks({f"{own_name} (this host)": own_skew, **skews}))
     findings += others
@@ -133,12 +136,12 @@ async def check_nodes(
 async def _ask_nodes(
     num_nodes: int, own_name: str, environ: Mapping[str, str], task: NodeTask, on_progress: Callable[[str], None]
 ) -> tuple[list[Any], list[Finding]]:
-    """Return the reports of the nodes, and the findings about missing nodes and reachability."""
+    """Return the nodes' answers to `task`, and the findings about missing nodes and reachability."""
     async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
         launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
         on_progress(f"checking {num_nodes} nodes")
-        reports = await step.ask(asdict(task), _HOST_SECONDS)
-        peers = [Peer(**report["peer"]) for report in reports.values()]
+        answers = await step.ask(asdict(task), _HOST_SECONDS)
+        peers = [Peer(**answer["peer"]) for answer in answers.values()]
         on_progress("checking that they reach each other")
         faults = await step.ask([asdict(peer) for peer in (*peers, launcher)], _REACH_SECONDS)
     findings = check_reach(peers, launcher, faults)
@@ -148,7 +151,7 @@ async def _ask_nodes(
         text = f"{missing} node{'s' if missing > 1 else ''} did not answer, only {present} did{stderr}"
         advice = "Python and tf4slurm must be on every node at the same path: install them on a shared file system."
         findings.append(Finding("fail", "nodes", text, advice))
-    return list(reports.values()), findings
+    return list(answers.values()), findings
 
 
 def check_reach(
@@ -156,7 +159,7 @@ def check_reach(
 ) -> list[Finding]:
     """Return a finding for each unreachable address, or one finding if all are reachable.
 
-    Of the launcher's host one reachable address suffices, because a job tries them one by one.
+    For the launcher's host one reachable address suffices, because agents try its addresses one by one.
 
     Args:
         faults: (rank, address, reason) of each unreachable address, by the rank of the checking node.
@@ -231,7 +234,7 @@ async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIter
 
 
 class _NodeStep:
-    """The tasks of the step, and the first lines of srun's standard error."""
+    """Sends questions to the tasks of the step, and keeps their answers and the first lines of srun's errors."""
 
     def __init__(self, num_nodes: int, stdin: asyncio.StreamWriter) -> None:
         self._stdin = stdin
@@ -241,7 +244,10 @@ class _NodeStep:
         self.error_lines: list[str] = []
 
     async def ask(self, question: Any, seconds: float) -> dict[int, Any]:
-        """Send one line to all nodes; return their answers by rank. Later calls skip nodes that did not answer."""
+        """Send one line to all nodes, and return their answers by rank.
+
+        Later calls do not wait for nodes that did not answer.
+        """
         self._answers = {}
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited, or one node is slow
             self._stdin.write(json.dumps(question).encode() + b"\n")
@@ -267,7 +273,7 @@ class _NodeStep:
         self._has_changed.set()
 
     async def read_errors(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the first lines; stop waiting for tasks that srun reports as failed."""
+        """Keep the first lines, and stop waiting for tasks that srun reports as failed."""
         while line := await stderr.readline():
             text = line.decode(errors="replace").strip()
             if len(self.error_lines) < _MAX_ERROR_LINES:
@@ -277,9 +283,9 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of `srun --label`, such as "3: {…", to the parts; return (rank, answer) if that completes an answer.
+    """Add a line of `srun --label`, such as "3: {…", to the parts of the answer of task 3.
 
-    Other output of a task is ignored.
+    Return rank and answer if the answer is now complete, else None. Other output of a task is ignored.
     """
     label, _, part = line.rstrip("\n").partition(": ")
     if not label.strip().isdecimal():
@@ -318,7 +324,7 @@ async def _run_node(environ: Mapping[str, str]) -> None:
 
 
 async def _read(lines: asyncio.StreamReader) -> Any:
-    """Return the value of the next line; None at the end of the input."""
+    """Return the value of the next line, or None at the end of the input."""
     line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
     return json.loads(line) if line.endswith(b"\n") else None
 

@@ -1,4 +1,4 @@
-"""Checks of Slurm: its programs, its controller, and the configuration and profile of the site."""
+"""Check Slurm: its programs, its controller, and the configuration and profile of the site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tf4slurm.slurm.site import Partition, SlurmSite
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.settings import Setting
 
-_TIMEOUT_SECONDS = 15.0  # the controller itself gives up after MessageTimeout, 10 s by default
+_TIMEOUT_SECONDS = 15.0  # Slurm's programs give up after MessageTimeout (default 10 s)
 _OLDEST_VERSION = (20, 11)  # the first version whose srun has --overlap
 _MAX_PARTITIONS = 12
 SETTINGS = {
@@ -31,11 +31,11 @@ SETTINGS = {
     "SlurmctldParameters": "",
     "TaskPlugin": "task/none",
 }
-"""Settings that affect how steps start, with the values that most tests have."""
+"""Settings that affect how steps start, with their values in most tests."""
 
 
 class SubjectTests(TypedDict):
-    """Numbers of tests of one subject, and the settings of slurm.conf with which they ran."""
+    """Numbers of tests of one test file or kind of site, and the settings of slurm.conf with which they ran."""
 
     passed: int
     failed: int
@@ -44,7 +44,7 @@ class SubjectTests(TypedDict):
 
 
 def check_slurm(environ: Mapping[str, str], settings: Mapping[str, Setting] | None = None) -> list[Finding]:
-    """Run all checks of Slurm from this host, and of a profile in `settings`."""
+    """Run all checks of Slurm from this host, and check the site profile whose options are in `settings`."""
     allocation = SlurmAllocation.from_environ(environ)
     if allocation is not None and allocation.num_nodes is None:
         text = f"the environment names job {allocation.job_id} but not its nodes, as after ssh to a node of the job"
@@ -87,7 +87,7 @@ def check_version(client: str, controller: str) -> Finding:
 
 
 def read_tests() -> dict[str, dict[str, SubjectTests]]:
-    """Return the results of tf4slurm's tests by version of Slurm and subject: a test file, or a kind of site."""
+    """Return the results of tf4slurm's tests, by version of Slurm, and then by test file or kind of site."""
     text = resources.files("tf4slurm.doctor").joinpath("slurm_tests.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, SubjectTests]] = json.loads(text)
     return found
@@ -189,7 +189,7 @@ def _check_partition(partition: Partition, grace_period_seconds: float) -> Findi
 
 
 def check_profile(settings: Mapping[str, Setting], site: SlurmSite) -> Iterator[Finding]:
-    """Check the partition, time limit, type of GPU and constraint that the settings of `read_settings` request.
+    """Check the partition, time limit, type of GPU and constraint that `settings` request (see `read_settings`).
 
     QOS and account are not checked: Slurm lists them only with accounting.
     """

@@ -1,4 +1,4 @@
-"""The job that `tf4slurm test` runs: its options, its script without TensorFlow, and the sentence about its result."""
+"""Define the job that `tf4slurm test` runs, run its tasks without TensorFlow, and describe its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def smoke_test_spec(
 
 def describe_success(result: Result) -> str:
     """Return a sentence about a successful test, with the last line that its chief printed."""
-    file, directory = result.file, result.run_directory.path
+    file = result.file
+    directory = result.run_directory.path
     with result.run_directory.log(Task("chief", 0), file.attempts or 1).open("rb") as log:
         lines = log.read()[-_LOG_BYTES:].decode(errors="replace").strip().splitlines()
     hosts = list(dict.fromkeys(task.node for task in file.tasks if task.node))
@@ -61,7 +62,7 @@ def describe_success(result: Result) -> str:
 
 
 def main(timeout_seconds: float) -> None:
-    """Run the task that TF_CONFIG names, without TensorFlow: the chief checks that each other task answers in time."""
+    """Run the task that TF_CONFIG names, without TensorFlow. The chief checks that the other tasks answer in time."""
     current = current_server_dictionary()
     asyncio.run(_check_others(current, timeout_seconds) if current.task_type == "chief" else _answer(current))
 

@@ -1,4 +1,4 @@
-"""Checks of the software: Python, TensorFlow with its Keras, and conflicts between packages.
+"""Check the software: Python, TensorFlow with its Keras, and conflicts between packages.
 
 TensorFlow is imported in a separate process with a timeout, because the import takes seconds and can crash.
 """
@@ -45,7 +45,7 @@ print(json.dumps(facts))
 
 
 def check_software(environ: Mapping[str, str], *, is_quick: bool) -> list[Finding]:
-    """Run all checks of the software; quick ones start neither TensorFlow nor pip."""
+    """Run all checks of the software. With `is_quick`, neither TensorFlow nor pip is started."""
     python = check_python(environ)
     if importlib.util.find_spec("tensorflow") is None:
         advice = (
@@ -70,7 +70,7 @@ def check_python(environ: Mapping[str, str]) -> Finding:
 
 
 def check_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
-    """Check whether Model.fit works under ParameterServerStrategy, by the output of `_FACTS`."""
+    """Check whether Model.fit works under ParameterServerStrategy, by the facts that `_FACTS` printed."""
     if "keras_error" in facts:
         text = f"tf.keras does not load: {facts['keras_error'].splitlines()[0][:200]}"
         advice = "pip install keras"
@@ -106,7 +106,7 @@ def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def find_facts(output: str) -> dict[str, Any] | None:
-    """Return the facts that `_FACTS` printed, perhaps among other output; None if there are none."""
+    """Return the facts that `_FACTS` printed, or None if there are none. Other output is ignored."""
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
             facts = json.loads(line)
@@ -126,7 +126,7 @@ def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
 
 
 def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
-    """Check the packages that TensorFlow needs for conflicts; no finding if pip is not installed."""
+    """Check the packages that TensorFlow needs for conflicts. Without pip there is no finding."""
     done = _run_python(("-m", "pip", "check", "--disable-pip-version-check"), environ, _PIP_SECONDS)
     if done is None or "No module named pip" in done.stderr:
         return []
@@ -140,7 +140,7 @@ def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
 def _run_python(
     arguments: tuple[str, ...], environ: Mapping[str, str], timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run this Python; return None if it times out."""
+    """Run this Python. After the timeout the result is None."""
     command = (sys.executable, *arguments)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(
