@@ -165,7 +165,9 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
 
     Ctrl-C ends the wait, not the job.
     """
-    started, shown, is_terminal = time.monotonic(), "", sys.stderr.isatty()
+    started = time.monotonic()
+    is_terminal = sys.stderr.isatty()
+    shown = ""
     statuses: list[JobStatus] = []
     try:
         for statuses in api.watch(jobs, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout):
@@ -196,7 +198,7 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     minimum=0,
 )
 def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
-    """Ask jobs to save and stop; kill those that have not ended after their grace period.
+    """Ask jobs to save and stop, and kill those that have not ended after their grace period.
 
     A job that has ended is left as it is. The exit code is that of the first error.
     """
@@ -216,8 +218,8 @@ def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
 def resume(environ: dict[str, str], /, job: KnownJob) -> None:
     """Start a job again with the same options, in the same directory.
 
-    A submitted job is submitted again, and its new id printed; a local job runs here. The script continues from its own
-    checkpoint.
+    A submitted job is submitted again, and its new id is printed. A local job runs here. The script continues from its
+    own checkpoint.
     """
 
     def replace_process(command: list[str], directory: Path) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The command `tf4slurm`. Each verb is imported only when it is used, to start fast."""
+"""Run the command `tf4slurm`. Each verb is imported only when it is used, to start fast."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _GROUPS = {
         "completion": ("main.completion", "Print the completion script of a shell."),
     },
 }
-"""The module in `tf4slurm.cli`, function and summary of each verb, in the groups of the help text."""
+"""The verbs in the groups of the help text, each with its module and function in `tf4slurm.cli` and its summary."""
 
 _VERBS = {verb: place for verbs in _GROUPS.values() for verb, place in verbs.items()}
 _EXAMPLES = (
@@ -77,7 +77,7 @@ class _Verbs(VerbGroup):
             sys.exit(_INTERRUPTED)
 
     def main(self, *args: Any, **values: Any) -> Any:
-        """Run the command line; raise an `OptionError` for each usage error, to show all errors in one form."""
+        """Run the command line. A usage error becomes an `OptionError`, so that all errors are shown in one form."""
         try:
             return super().main(*args, **{**values, "standalone_mode": False})
         except click.UsageError as error:

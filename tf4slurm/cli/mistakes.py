@@ -57,12 +57,13 @@ _OPTIONS = {
     "--depend": "--dependency",
     "-f": "--follow",
 }
-"""Options of tf4slurm for names that other programs use."""
+"""The options of tf4slurm that replace options of other programs."""
 
 
 def explain(error: click.UsageError) -> OptionError:
     """Return the error to show for a usage error."""
-    context, name = error.ctx, ""
+    context = error.ctx
+    name = ""
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
         name = error.option_name
@@ -94,7 +95,7 @@ def check_separator(context: click.Context, arguments: Sequence[str], command: S
     """Refuse options in COMMAND without "--" before it: they may be meant for tf4slurm or for the script.
 
     Raises:
-        click.UsageError: COMMAND has options and no "--" stands before it.
+        click.UsageError: COMMAND has options, and there is no "--" before it.
     """
     before = list(arguments[: len(arguments) - len(command)])
     if before[-1:] == ["--"] or not any(word.startswith("-") for word in command):

@@ -1,4 +1,4 @@
-"""The options of the verbs that start jobs, from the fields of `JobSpec` and `BatchSpec`."""
+"""Make the options of the verbs that start jobs, from the fields of `JobSpec` and `BatchSpec`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tf4slurm.spec.options import Option, options_of
 from tf4slurm.spec.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
 
 HOST_OPTIONS = ("runs_directory", "interface", "ports")
-"""The fields for the files and the network of a job."""
+"""The fields of `JobSpec` for the files and the network of a job."""
 
 ARGUMENTS = "tf4slurm.arguments"
 """The key in a click context's `meta` for the arguments of a verb."""
@@ -40,7 +40,7 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> De
 
 
 class JobVerb(Verb):
-    """A verb with a command for the tasks; it keeps its arguments, for a comment in the batch script."""
+    """A verb with a COMMAND for the tasks. Its arguments are kept in the context, for a comment in the batch script."""
 
     allow_interspersed_args = False
 
@@ -59,7 +59,7 @@ class _GroupedOption(click.Option):
 
 
 def verb_option(name: str, kind: type, help: str, default: Any = None, **declaration: Any) -> Decorator:
-    """Add an option that only this verb has; `declaration` is as for `Option`."""
+    """Add an option that only this verb has. `declaration` has further fields of `Option`."""
     each = Option(name, kind, is_list=False, choices=(), default=default, help=help, **declaration)
     return _click_option(each, callback=lambda _context, _parameter, value: each.convert(value))
 
@@ -85,7 +85,7 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a job from the command line and the settings; print the settings files to stderr.
+    """Return the options of a job from the command line and the settings. Print the settings files to stderr.
 
     Raises:
         SettingsError, UntrustedFileError: A settings file cannot be used.

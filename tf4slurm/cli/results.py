@@ -36,7 +36,7 @@ _MAX_SEARCH_SECONDS = 10.0
 
 
 def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
-    """Return the job and the tasks that the arguments of `logs` name; without ID, the latest job."""
+    """Return the job and the tasks that the arguments of `logs` name. Without ID, the job is the latest one."""
     if words and (not _TASK.fullmatch(words[0]) or os.path.isdir(words[0])):
         return api.find(words[0]), words[1:]
     return api.find(None), words
@@ -119,7 +119,7 @@ def _note_reason(pending: JobStatus) -> None:
 )
 @click.option("--open", "is_opened", is_flag=True, help="Open it in this host's browser.")
 def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
-    """Write the report of a job, running or ended, as one HTML file that needs no network; print its path.
+    """Write the report of a job, running or ended, as one HTML file that needs no network, and print its path.
 
     Of two jobs, write a page that compares them, by default comparison.html in the run directory of the first one.
 
@@ -144,10 +144,10 @@ def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
 @click.option("--print", "is_printed", is_flag=True, help="Only print the command, and how to reach it from elsewhere.")
 @click.pass_obj
 def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, port: int, is_printed: bool) -> None:
-    """Start TensorBoard on a job's event files, on this host's loopback address; if it is not installed, explain how.
+    """Start TensorBoard on a job's event files, on this host's loopback address.
 
-    Event files are searched in the run directory and in the directory that the job was started in. Files older than the
-    job are ignored.
+    If TensorBoard is not installed, this command prints how to install it. Event files are searched in the run
+    directory and in the directory that the job was started in. Files older than the job are ignored.
     """
     logdir = logdir or _find_event_files(latest_run(job))
     command = ["tensorboard", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]
@@ -165,7 +165,7 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
 
 
 def _find_event_files(run: RunDirectory) -> Path:
-    """Return the deepest directory that contains all event files that are found within 10 s."""
+    """Return the deepest directory that contains all event files found within 10 s."""
     try:
         started = (run.path / "job.json").stat().st_mtime
     except OSError:

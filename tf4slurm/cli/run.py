@@ -1,4 +1,7 @@
-"""`tf4slurm run` and `tf4slurm task`; each imports the modules that only it needs, so that agents start faster."""
+"""Run a job or one of its tasks: `tf4slurm run` and `tf4slurm task`.
+
+Each of the two imports the modules that only it needs, so that agents start faster.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several verbs share: command classes, the argument ID, messages, tables and completion."""
+"""Provide what several verbs use: command classes, the argument ID, messages, tables and completion."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Verb(_WithExamples):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from tf4slurm.spec.options import (
-            Group,  # here, as in VerbGroup: `tf4slurm --version` and `--help` do not need it
+            Group,  # imported here, because `tf4slurm --version` and `--help` do not need it
         )
 
         records: dict[str, list[tuple[str, str]]] = {group: [] for group in typing.get_args(Group)}
@@ -54,7 +54,7 @@ class Verb(_WithExamples):
 
 
 class VerbGroup(_WithExamples, click.Group):
-    """A command with subcommands. Without one it prints its help, and exits with 2."""
+    """A command with subcommands. Called without a subcommand, it prints its help and exits with 2."""
 
     command_class = Verb
 
@@ -80,7 +80,7 @@ class VerbGroup(_WithExamples, click.Group):
 
 
 def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
-    """Add the argument `job`, or `jobs` with `many`; if `is_optional`, it is by default the latest job."""
+    """Add the argument `job`, or with `many` the argument `jobs`. If `is_optional`, the default is the latest job."""
     from tf4slurm import api
 
     def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -107,10 +107,14 @@ def paint(text: str, colour: str) -> str:
 
 
 def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: TextIO) -> list[str]:
-    """Return rows as `format_table` does; if the terminal is too narrow, leave out columns of `optional`, in order."""
-    import shutil  # here, because it imports three compression libraries
+    """Return rows as `format_table` does, without some columns if the terminal is too narrow.
 
-    lines, width = format_table(rows), shutil.get_terminal_size().columns if stream.isatty() else math.inf
+    `optional` are the columns that may be left out, in this order.
+    """
+    import shutil  # imported here, because it imports three compression libraries
+
+    lines = format_table(rows)
+    width = shutil.get_terminal_size().columns if stream.isatty() else math.inf
     for heading in optional:
         if max(map(len, lines)) > width:
             index = rows[0].index(heading)
@@ -120,12 +124,12 @@ def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: Te
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
-    """Return a shell completion of the names that `find` returns."""
+    """Return a function for click that completes the names that `find` returns."""
     return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
 
 
 def find_jobs(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Complete an id or a name; the other is the help text."""
+    """Complete the id or the name of a job. The help text of an id is the name, and that of a name is the id."""
     from tf4slurm.jobs.registry import registered_jobs
 
     found: dict[str, str] = {}

@@ -67,7 +67,7 @@ def profiles(environ: dict[str, str], /) -> None:
 @config.command(examples=("tf4slurm config path",))
 @click.pass_obj
 def path(environ: dict[str, str], /) -> None:
-    """Print the settings files; later files override earlier ones."""
+    """Print the settings files. Later files override earlier ones."""
     paths = SettingsPaths.from_environ(environ)
     for directory in reversed(paths.site_directories):
         click.echo(f"{directory}/NAME.toml")
@@ -79,7 +79,7 @@ def path(environ: dict[str, str], /) -> None:
 @click.option("--project", is_flag=True, help="Create tf4slurm.toml in this directory, for the jobs started in it.")
 @click.pass_obj
 def init(environ: dict[str, str], /, project: bool) -> None:
-    """Create a settings file to fill in; an existing file is not changed."""
+    """Create a settings file to fill in. An existing file is not changed."""
     click.echo(create_file(SettingsPaths.from_environ(environ), project=project))
 
 

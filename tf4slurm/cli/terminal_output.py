@@ -1,4 +1,4 @@
-"""The terminal output of `tf4slurm run`: the output of the tasks, the job's events, and a summary at the end."""
+"""Print a job on the terminal: the output of its tasks, its events, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DRAW_SECONDS = 0.1
 
 
 class PlainOutput(TerminalOutput):
-    """Prints plain lines: the tasks' output to `output`; events, but no routine ones, and the summary to `notes`."""
+    """Prints the tasks' output to `output`, and the job's events and summary to `notes`. Routine events are omitted."""
 
     def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
-        """Without `output`, omit the tasks' output, and the summary of a job that succeeded."""
+        """Create the output. Without `output`, the tasks' output and the summary of a successful job are omitted."""
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -55,7 +55,7 @@ class PlainOutput(TerminalOutput):
 class LiveOutput(PlainOutput):
     """Prints the same lines above a live line with the phase of the job.
 
-    A thread of rich draws it, so that a paused terminal (Ctrl-S) does not block the launcher.
+    A thread of rich draws the live line, so that a paused terminal (Ctrl-S) does not block the launcher.
     """
 
     def __init__(self, num_tasks: int) -> None:
@@ -65,9 +65,10 @@ class LiveOutput(PlainOutput):
 
         console = Console(stderr=True)
         self._started = time.monotonic()
-        self._num_tasks = num_tasks  # before the thread that reads it starts
+        self._num_tasks = num_tasks  # set before the thread that reads it starts
         self._state: JobState | None = None
-        self._drawn_at, self._text = float("-inf"), ""
+        self._drawn_at = float("-inf")
+        self._text = ""
         self._spinner = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=8)
         self._live.start()
@@ -85,7 +86,8 @@ class LiveOutput(PlainOutput):
     def _draw(self) -> Any:
         now = time.monotonic()
         if now - self._drawn_at >= _DRAW_SECONDS:  # rich calls this method for each printed line, too
-            self._drawn_at, self._text = now, self._describe(self._state)
+            self._drawn_at = now
+            self._text = self._describe(self._state)
         self._spinner.update(text=f"{self._text}  {now - self._started:.0f} s")
         return self._spinner
 
@@ -129,7 +131,7 @@ def make_terminal_output(num_tasks: int) -> PlainOutput:
 
 
 def summary(result: Result) -> list[str]:
-    """Return the lines of the summary: tasks, end of the job, and last the paths of logs and report."""
+    """Return the lines of the summary: the tasks, the end of the job, and the paths of logs and report."""
     file = result.file
     rows = [("task", "node", "address", "started", "ended", "end"), *map(_row, file.tasks)]
     lines = ["", *format_table(rows), "", *_describe_end_of(file), *(f"WARNING: {text}" for text in file.warnings)]
