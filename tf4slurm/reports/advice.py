@@ -30,7 +30,7 @@ _SLOW_WORKER_FACTOR = 0.7  # of the median
 
 @dataclass(frozen=True)
 class Advice:
-    """What was measured, and what to do."""
+    """A recommendation: `finding` states what was measured, and `action` what to do."""
 
     finding: str
     action: str
@@ -39,7 +39,7 @@ class Advice:
 def give_advice(
     usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, str], float] | None = None
 ) -> list[Advice]:
-    """Return the recommendations, the most important first; `not_finite` is `ReportedMetrics.not_finite`."""
+    """Return the recommendations, the most important first. `not_finite` is `ReportedMetrics.not_finite`."""
     advice = [*_metrics_not_finite(not_finite or {})]
     if usage.num_samples >= _MIN_SAMPLES:
         for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):
@@ -50,7 +50,8 @@ def give_advice(
 
 def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]:
     """Return sentences about how a failed job ended and what to check next."""
-    code, sentences = result.exit_code, list(result.meaning)
+    code = result.exit_code
+    sentences = list(result.meaning)
     cause = next((task for task in result.tasks if task.task == result.cause), None)
     returncode = cause.returncode if cause is not None else None
     if re.search(r"^Traceback|^\w*(Error|Exception)\b", "\n".join(result.tail), re.MULTILINE):
@@ -77,7 +78,8 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
 
 
 def _uneven_ps(usage: JobUsage) -> Iterator[Advice]:
-    ps, moved = usage.of_role("ps"), sum(task.bytes_moved for task in usage.of_role("ps"))
+    ps = usage.of_role("ps")
+    moved = sum(task.bytes_moved for task in ps)
     if len(ps) < 2 or moved < 1e6:
         return
     busiest = max(ps, key=lambda task: task.bytes_moved)
@@ -193,7 +195,8 @@ def _restarts(timeline: Timeline) -> Iterator[Advice]:
     total = sum(map(len, restarts.values()))
     if total:
         name = max(restarts, key=lambda each: len(restarts[each]))
-        last, finding = restarts[name][-1].text, "A task was restarted: "
+        last = restarts[name][-1].text
+        finding = "A task was restarted: "
         if total > 1:
             finding = f"{total:,} restarts in place, {len(restarts[name])} of them of {name}. The last of these: "
         yield Advice(f"{finding}{last}.", "Its log contains what it printed before each exit.")

@@ -1,4 +1,4 @@
-"""Charts of metrics over steps and of resources over time, as data that page.js draws with uPlot."""
+"""Make charts of metrics over steps and of resources over time, as data that page.js draws with uPlot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LINES_PER_ROLE = 6
 _MAX_POINTS_PER_LINE = 1000
 
 Point = tuple[float, float, float, float]
-"""A position on the x axis, a value, and the lowest and highest of the values that it stands for."""
+"""A position on the x axis, a value, and the lowest and the highest of the values that this value represents."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis.
+    """A chart of lines that share the axes.
 
     Attributes:
         unit: "B", "B/s", or a word.
-        end: End of the time axis in seconds; None if the x axis shows steps.
+        end: End of the time axis in seconds. None if the x axis shows steps.
         reading: The last and the best value in words.
     """
 
@@ -79,7 +79,7 @@ def _line_to_json(line: Line) -> dict[str, object]:
 
 
 def _round(values: Iterable[float | None]) -> list[float | None]:
-    """Return the values with 6 significant digits; None if not finite."""
+    """Return the values with 6 significant digits. Values that are not finite become None."""
     return [float(f"{value:.6g}") if value is not None and math.isfinite(value) else None for value in values]
 
 
@@ -88,7 +88,8 @@ def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> lis
 
     A role with more than `max_lines` tasks has one line, with their mean and range.
     """
-    curves, end = summary.curves, summary.timeline.end
+    curves = summary.curves
+    end = summary.timeline.end
     roles = summary.usage.roles
     rates = {task: _to_points(points, has_steps=False) for task, points in summary.metrics.step_rates.items()}
 
@@ -125,7 +126,7 @@ def make_lines(
 
 
 def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX_LINES_PER_ROLE) -> list[Line]:
-    """Return the lines of tasks that are measured at different times; many points are averaged in bins."""
+    """Return the lines of tasks that are measured at different times. Many points are averaged in bins."""
     lines = []
     for role, tasks in _by_role(task for task, each in points.items() if each):
         if len(tasks) <= max_lines:
@@ -141,7 +142,7 @@ def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX
 
 
 def describe_values(series: Iterable[MetricSeries]) -> str:
-    """Return the last and the best value of a metric, or its lowest and highest."""
+    """Return a text with the last and the best value of a metric, or with its lowest and highest if none is best."""
     tasks = [each for each in series if each.last is not None]
     last = max((each.last for each in tasks if each.last is not None), key=lambda point: point.seconds, default=None)
     if last is None:
@@ -170,7 +171,7 @@ def _metric_chart(name: str, series: Mapping[str, MetricSeries], end: float, max
 
 
 def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]:
-    """Return the finite points by step or seconds; after a restart, a step has its later value."""
+    """Return the finite points, sorted by step or seconds. A step that a restart repeated has its later value."""
     found: dict[float, Point] = {}
     for point in points:
         x = point.step if has_steps else point.seconds

@@ -1,4 +1,4 @@
-"""The comparison of two jobs: their facts side by side, and the curves of both in the same charts."""
+"""Compare two jobs: their facts side by side, and the curves of both in the same charts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_comparison(first: JobSummary, second: JobSummary) -> str:
 
 
 def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield each name with the value of each job, or only those whose values differ."""
+    """Yield each name with the value of each job. With `is_different`, names with equal values are left out."""
     for name in dict.fromkeys(itertools.chain(*jobs)):
         values = [job.get(name, "–") for job in jobs]
         if not is_different or values[0] != values[1]:
@@ -74,7 +74,7 @@ def _flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _merge(names: Sequence[str], jobs: Sequence[Sequence[Chart]]) -> list[Chart]:
-    """Return one chart for all of the same title and axis; the color of a line is its job."""
+    """Merge charts with the same title and the same kind of x axis. The color of a line shows its job."""
     found: dict[tuple[str, bool], list[tuple[int, Chart]]] = {}
     for number, charts in enumerate(jobs):
         for chart in charts:

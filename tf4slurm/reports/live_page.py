@@ -1,4 +1,4 @@
-"""The live page of a job: its report, updated while the job runs, served on the loopback address.
+"""Serve the live page of a job on the loopback address: the job's report, updated while the job runs.
 
 The URL contains a random token of 256 bits. Requests without it, or with a foreign host name (DNS rebinding), get 403.
 """
@@ -45,7 +45,7 @@ def serve_page(
     Args:
         run: Run directory of the job.
         on_ready: Called with the URL.
-        should_stop: Called twice a second.
+        should_stop: Called twice a second. Serving ends when it returns True.
 
     Returns:
         Why serving ended.
@@ -66,10 +66,12 @@ def serve_page(
 
 def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
     ended_at: float | None = None
-    status_time, status_changed_at = None, time.monotonic()  # by this host's clock, not the job's
+    status_time: float | None = None
+    status_changed_at = time.monotonic()  # by this host's clock, not the job's
     while not should_stop():
         time.sleep(0.5)
-        files, now = JobFiles(page.run), time.monotonic()
+        files = JobFiles(page.run)
+        now = time.monotonic()
         if ended_at is None and files.has_ended:
             ended_at = now
         if files.status.time != status_time:
@@ -84,7 +86,7 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
 
 
 class _Page:
-    """The current page, cached for half of `update_seconds`, however many browsers request it."""
+    """The current page. It is cached for half of `update_seconds`, however many browsers request it."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -156,14 +158,14 @@ class _Server(ThreadingHTTPServer):
             self._unauthenticated.pop(request, None)
 
     def service_actions(self) -> None:
-        """Close connections whose request takes too long; called by the server's loop."""
+        """Close connections whose request takes too long. The server's loop calls this method."""
         with self._lock:
             latest = time.monotonic() - _REQUEST_SECONDS
             for request in [each for each, since in self._unauthenticated.items() if since < latest]:
                 self._close(request)
 
     def _close(self, request: socket.socket) -> None:
-        """Shut down a connection, which its thread then closes."""
+        """Shut down a connection. Its thread then closes it."""
         del self._unauthenticated[request]
         with contextlib.suppress(OSError):  # the client has just closed it
             request.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The metrics that scripts reported, and steps per second from the reported steps."""
+"""Collect the metrics that scripts reported, and compute steps per second from the reported steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MetricPoint(NamedTuple):
     Attributes:
         seconds: Time of the report since the start of the job.
         value: None for NaN and infinity.
-        low, high: The lowest and highest of these values; None if one was NaN or infinite.
+        low, high: The lowest and highest of the merged values. None if one was NaN or infinite.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class MetricPoint(NamedTuple):
 class MetricSeries(NamedTuple):
     """All points of one metric of one task, in the order of time.
 
-    Steps may decrease: a restarted script repeats those since its checkpoint.
+    Steps may decrease: a restarted script repeats the steps since its checkpoint.
     """
 
     metric: str
@@ -59,7 +59,7 @@ class MetricSeries(NamedTuple):
 
     @property
     def best(self) -> float | None:
-        """The lowest value of a loss or error, the highest of an accuracy or score; None for other metrics.
+        """The lowest value of a loss or error, or the highest of an accuracy or score. None for other metrics.
 
         The words in the name decide: "val_loss" is a loss.
         """
@@ -76,17 +76,17 @@ class ReportedMetrics:
     """The metrics and steps that all tasks of a job reported.
 
     Attributes:
-        series: The series by metric and task (such as "worker/0"); at most 24 metrics.
+        series: The series by metric and task (such as "worker/0"), of at most 24 metrics.
         num_metrics_left_out: Number of further metrics.
-        step_rates: Steps per second by task, as mean rates since the point before; the first point, and points after
-            a restart, have none and are left out.
+        step_rates: Steps per second by task. Each value is the mean rate since the point before. The first point of a
+            task and its first point after a restart are left out, because they have no rate.
         not_finite: First time in seconds at which a metric was NaN or infinite, by metric and task.
     """
 
     def __init__(
         self, entries: Mapping[tuple[str, int], Iterable[StepMetrics]], names: Sequence[str], launched: float
     ) -> None:
-        """Collect the reports of the tasks `names`, by rank; `launched` is in seconds since 1970."""
+        """Collect the metrics of the tasks `names`, which are ordered by rank. `launched` is in seconds since 1970."""
         self.series: dict[str, dict[str, MetricSeries]] = {}
         self.not_finite: dict[tuple[str, str], float] = {}
         ranks = {name: rank for rank, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""The timeline and the charts of a job as a picture, drawn by matplotlib (the extra tf4slurm[plot])."""
+"""Draw the timeline and the charts of a job as a picture with matplotlib (the extra tf4slurm[plot])."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ _MAX_TAIL_LINES = 20
 _MAX_TAIL_BYTES = 16_000
 
 Values = list[float | None]
-"""One value per time; None where nothing was measured."""
+"""One value per time, or None where nothing was measured."""
 
 
 class Curves:
-    """The curves of all tasks: for each rank its `Values`.
+    """The curves of all tasks. An attribute has `Values` for each rank, except for those listed here.
 
     Attributes:
         seconds: The times of all curves, in seconds since the start of the job.
@@ -48,9 +48,9 @@ class Curves:
         num_allocated: int | None = None,
         joined: Sequence[int] = (),
     ) -> None:
-        """Make the curves of these samples; those without a time or out of order are ignored.
+        """Make the curves of these samples. Samples without a time or out of order are ignored.
 
-        The first `num_allocated` tasks (default: all) run in the job's allocation. The next ones have joined the job,
+        The first `num_allocated` tasks (default: all) run in the job's allocation. The next ones are joined workers
         with the ranks `joined`. Others have no samples.
         """
         self.num_allocated = num_tasks if num_allocated is None else num_allocated
@@ -108,7 +108,7 @@ def combine(columns: Sequence[Values], function: Callable[[list[float]], float])
 def _place(
     values: Sequence[float | None], ranks: Sequence[int], num_allocated: int, joined: Sequence[int]
 ) -> Sequence[float | None]:
-    """Return the values of a sample in the order of tasks. Its last values are those of the joined workers `ranks`."""
+    """Return a sample's values in the order of tasks. Its last values belong to the joined workers `ranks`."""
     if not ranks:
         return values
     by_rank = dict(zip(ranks, values[len(values) - len(ranks) :], strict=False))
@@ -122,7 +122,7 @@ def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Val
 
 
 def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
-    """Return the increase per second between changes; None before the first value and after a restart."""
+    """Return the increase per second between changes. It is None before the first value and after a restart."""
     result: Values = [None] * len(column)
     first: int | None = None
     for number, value in enumerate(column):
@@ -146,7 +146,7 @@ def _total(column: Values) -> float | None:
 
 @dataclass(frozen=True)
 class TaskUsage:
-    """The resource usage of one task; None where nothing was measured.
+    """The resource usage of one task. Values that were not measured are None.
 
     Attributes:
         cores: Mean processor seconds per second during training.
@@ -209,7 +209,7 @@ class JobUsage:
 
 
 class JobSummary(JobFiles):
-    """A running or ended job, as its run directory describes it, without missing and damaged files."""
+    """A running or ended job, as its run directory describes it. Missing and damaged files count as empty."""
 
     @functools.cached_property
     def _allocation(self) -> SlurmResources:
@@ -238,7 +238,7 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def metrics(self) -> ReportedMetrics:
-        """The reported metrics; empty if the start of the job is unknown."""
+        """The reported metrics. There are none if the start of the job is unknown."""
         launched = _find_launch(self._events)
         return ReportedMetrics(self.run.read_metrics() if launched is not None else {}, self.names, launched or 0.0)
 
@@ -261,7 +261,7 @@ class JobSummary(JobFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Possible problems, in sentences; not those that have gone since."""
+        """Sentences about possible problems. Problems that no longer exist are left out."""
         return (self.result or self.status).warnings
 
     @property
@@ -305,14 +305,14 @@ def summarize_usage(
     allocation: SlurmResources,
     variable_bytes: Mapping[str, int | None] | None = None,
 ) -> JobUsage:
-    """Return the usage of all tasks; means cover the time from the first step, or the start, to the outcome."""
+    """Return the usage of all tasks. Means cover the time from the first step (else the start) to the outcome."""
     variable_bytes = variable_bytes or {}
     start = timeline.first_step_at or 0.0
     end = next((event.seconds for event in timeline.events if event.kind == "outcome"), timeline.end)
     training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
 
     def mean_in_training(column: Values) -> float | None:
-        """Each sample counts for the time since the sample before it."""
+        """Return the mean, in which each sample counts for the time since the sample before it."""
         found = [(column[n], curves.seconds[n] - (curves.seconds[n - 1] if n else 0.0)) for n in training]
         weighted = [(value, seconds) for value, seconds in found if value is not None]
         total = sum(seconds for _, seconds in weighted)

@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event that the timeline marks; `kind` is the kind in events.jsonl."""
+    """An event that the timeline marks. `kind` is the kind in events.jsonl."""
 
     seconds: float
     kind: str
@@ -51,7 +51,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of all other tasks for `task` to do `what`; the wait took `seconds` and ended at the time `until`."""
+    """A time in which all other tasks waited for `task` to do `what`. It took `seconds` and ended at `until`."""
 
     until: float
     seconds: float
@@ -74,7 +74,7 @@ class TaskTimeline:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The whole job from `start` (negative if it was queued) to `end`; `first_step_at` is None without steps."""
+    """The whole job from `start` (negative if it was queued) to `end`. `first_step_at` is None without steps."""
 
     start: float
     end: float
@@ -102,14 +102,14 @@ def make_timeline(
     queued: tuple[float, float] | None = None,
     joined: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline of these events; events without a time or kind are ignored.
+    """Return the timeline of these events. Events without a time or kind are ignored.
 
     Args:
         events: The job's events.
-        names: The tasks by rank; tasks that only events name are added.
+        names: The tasks by rank. Tasks that only events name are added.
         end: When the job ended or was last seen, if this is after its last event.
         queued: When Slurm queued and started the job, both before 0.
-        joined: The tasks that have joined the running job, with their registration.
+        joined: The joined workers, whose timelines begin when they registered.
     """
     builder = _TimelineBuilder(names, joined)
     names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
@@ -130,7 +130,7 @@ class _TimelineBuilder:
         self._current: dict[str, tuple[str, float]] = dict.fromkeys(present, ("starting", 0.0))  # state and its start
         self._events: list[TimelineEvent] = []
         self._waits: list[Wait] = []
-        self._times: dict[str, dict[str, float]] = defaultdict(dict)  # of the last event of each kind, by task
+        self._times: dict[str, dict[str, float]] = defaultdict(dict)  # of the last event, by kind and task
         self._phase_at = 0.0
         self._first_step_at: float | None = None
         self._outcome_at: float | None = None
@@ -199,7 +199,8 @@ class _TimelineBuilder:
         elif kind == "training":
             self._phase_at = now
         elif kind == "attempt":
-            self._phase_at, self._is_training = now, False
+            self._phase_at = now
+            self._is_training = False
             self._times.clear()
             self._enter_all("starting", now)
         elif kind == "stopping":
@@ -229,7 +230,8 @@ class _TimelineBuilder:
     def _leave(self, name: str, now: float, *, has_imported: bool = False, has_succeeded: bool = False) -> None:
         """End the current state of a task.
 
-        A script without a server or a reported step was "running", not "importing", after 60 s or if it exited with 0.
+        A script without a server or a reported step was "running", not "importing", if it ran for 60 s or exited with
+        0.
         """
         state, since = self._current.pop(name, ("", now))
         if now <= since:
@@ -243,7 +245,7 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the last task, from the second-to-last one on, but not before `since`."""
+        """Add the wait for the last task. It begins with the second-to-last task's time, but not before `since`."""
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

@@ -1,4 +1,4 @@
-"""The chart of a timeline: a row per task, or in large jobs a band per role with the share of tasks in each state."""
+"""Chart a timeline: a row per task, or in large jobs a band per role with the share of tasks in each state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10
 
 @dataclass(frozen=True)
 class TimelineChart:
-    """The part of a timeline between two times (seconds); positions are percent of this time."""
+    """The part of a timeline between two times (seconds). Positions are percent of this time."""
 
     timeline: Timeline
     start: float
@@ -44,7 +44,7 @@ class TimelineChart:
         return [(self.percent(seconds), label) for seconds, label in find_ticks(self.start, self.start + self._span)]
 
     def marks(self, task: TaskTimeline) -> Iterator[tuple[str, float, str]]:
-        """Yield kind, position and title of a task's marks; those of different kinds do not overlap."""
+        """Yield kind, position and title of a task's marks. Marks of different kinds do not overlap."""
         last: dict[str, float] = {}
         for event in task.events:
             kind = "cross" if event.is_failure else _MARKS.get(event.kind, "square")
@@ -54,7 +54,7 @@ class TimelineChart:
                 yield kind, round(left, 2), f"{format_seconds(event.seconds)}: {event.text}"
 
     def moments(self) -> Iterator[tuple[float, str]]:
-        """Yield position and label of the job's events; a label that does not fit is empty.
+        """Yield position and label of the job's events. A label that does not fit is empty.
 
         At 30 % of the timeline, 30 % of the label is left of the position.
         """
@@ -69,7 +69,7 @@ class TimelineChart:
                     free_from = start + width + 1
 
     def areas(self, role: str, tasks: Sequence[TaskTimeline]) -> Iterator[tuple[str, str, str]]:
-        """Yield state, SVG path in a box of 240 x 100, and title of stacked areas, the last state at the bottom."""
+        """Yield state, SVG path and title of stacked areas, from the bottom up. The box of the paths is 240 x 100."""
         bottom = [0.0] * _BINS
         for state in reversed(self.timeline.states):
             shares = self.share_of_tasks(tasks, state)
@@ -81,7 +81,7 @@ class TimelineChart:
                 bottom = top
 
     def share_of_tasks(self, tasks: Sequence[TaskTimeline], state: str) -> list[float]:
-        """Return the share for each time bin."""
+        """Return the share of the tasks that are in `state`, in each of 240 bins of time."""
         changes = [0] * (_BINS + 1)
         step = self._span / _BINS
         for task in tasks:
@@ -98,7 +98,7 @@ class TimelineChart:
         return min(max(self.end - self.start, 0.001), 1e300)  # damaged records must not make it infinite
 
     def percent(self, seconds: float) -> float:
-        """Return the position of a time, at most that of an end."""
+        """Return the position of a time in percent. A time outside of the chart has the position of the nearer end."""
         return round(100 * min(1.0, max(0.0, (seconds - self.start) / self._span)), 2)
 
     def contains(self, seconds: float) -> bool:
