@@ -1,15 +1,15 @@
 """Recognize messages that TensorFlow prints at every start, and that need no action.
 
-The log files contain them; the terminal, `tf4slurm logs` and the last lines of a failed task do not. Lines are
-recognized by TensorFlow's log format and source file, so no line of a script is omitted.
+The log files contain these messages. The terminal, `tf4slurm logs` and the last lines of a failed task omit them.
+A line is recognized by TensorFlow's log format and source file, so no line of a script is omitted.
 """
 
 from __future__ import annotations
 
 import re
 
-# Up to 2.17 "2025-03-10 15:55:25.474408: I tensorflow/core/util/port.cc:153] ", since then also
-# "I0000 00:00:1795414407.579208    3272 port.cc:153] ".
+# Lines start with "2025-03-10 15:55:25.474408: I tensorflow/core/util/port.cc:153] ". Since TensorFlow 2.17 some start
+# with "I0000 00:00:1795414407.579208    3272 port.cc:153] ".
 _PREFIX = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (?:[\w.-]+/)+|[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ )"
 # TensorFlow 2.21 printed the messages without a source.
 _MESSAGES = (
@@ -43,13 +43,13 @@ _LINE = re.compile(
 )
 
 
-# The first line of a message, and the lines of the protocol buffer that follow until an empty line.
+# This message has several lines: the first, then the fields of a protocol buffer until an empty line.
 _OPTIONS = re.compile(rf"{_PREFIX}eager_service_impl\.cc:\d+\] SessionOptions: ")
 _FIELD = re.compile(r" *(?:\w+ \{|\w+: .+|\})?$")
 
 
 class BoilerplateFilter:
-    """Recognizes these messages in the output of one process, given line by line."""
+    """Recognizes start-up messages of TensorFlow in the output of one process, given line by line in order."""
 
     def __init__(self) -> None:
         self._is_in_options = False

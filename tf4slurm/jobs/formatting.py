@@ -19,7 +19,7 @@ def make_visible(text: object) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return "0.4 s", "12 s", "3 min 20 s", "2 h 05 min" or "3 d 4 h"."""
+    """Return a duration such as "0.4 s", "12 s", "3 min 20 s", "2 h 05 min" or "3 d 4 h"."""
     if seconds < 0:
         return "-" + format_seconds(-seconds)
     if seconds < 9.95:
@@ -35,7 +35,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_elapsed(seconds: float) -> str:
-    """Return "0:11" or "1:02:03", as squeue does."""
+    """Return a duration in squeue's format, such as "0:11" or "1:02:03"."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -49,7 +49,7 @@ def format_time(seconds: float | None) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return "0 B", "830 kB" or "1.2 GB": decimal units."""
+    """Return a number of bytes in decimal units, such as "0 B", "830 kB" or "1.2 GB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5:
             return f"{format_number(count)} {unit}"
@@ -58,7 +58,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return three significant digits: "0", "0.0123", "4.56", "78.9", "1,230", "4.60e+12"."""
+    """Return a number with three significant digits, such as "0", "0.0123", "4.56", "1,230" or "4.60e+12"."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     size = abs(value)
@@ -71,12 +71,12 @@ def format_number(value: float) -> str:
 
 
 def format_count(count: int, role: str) -> str:
-    """Return "1 chief", "2 ps" or "1,000 workers"."""
+    """Return a number of tasks such as "1 chief", "2 ps" or "1,000 workers"."""
     return f"{count:,} {role}{'s' if count != 1 and not role.endswith('s') else ''}"
 
 
 def format_list(words: Sequence[str], most: int) -> str:
-    """Return "a, b", or the first words as "a, b and 1,000 more"."""
+    """Join words as "a, b". If there are more than `most`, return the first ones as "a, b and 1,000 more"."""
     more = f" and {len(words) - most:,} more" if len(words) > most else ""
     return ", ".join(words[:most]) + more
 

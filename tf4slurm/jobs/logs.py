@@ -1,8 +1,8 @@
 """Read the logs of a job's tasks over all attempts and runs: all lines, the last lines, or new lines as they appear.
 
-Log lines have no times. The agent writes an index beside each log, with at most one entry a second: the output from a
-byte offset on was printed at this time or later. So line times are accurate to about a second, and lines that different
-tasks print within one second may be out of order.
+Log lines have no times. The agent writes an index beside each log, with at most one entry per second. An entry has a
+byte offset and a time: the output from this offset on was printed at this time or later. So line times are accurate to
+about a second. Lines that different tasks print within one second may be out of order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATUS_SECONDS = 3.0
 
 @dataclass(frozen=True, order=True)
 class LogFile:
-    """The log of one task in one attempt; `run` counts the runs of a requeued job from 1."""
+    """The log of one task in one attempt. `run` counts the runs of a requeued job from 1."""
 
     run: int
     attempt: int
@@ -68,7 +68,7 @@ def omit_boilerplate(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
-    """Return the logs of the tasks that match a pattern such as "worker/*", or of all tasks, in order."""
+    """Return the logs of the tasks that match a pattern such as "worker/*". Without patterns, return all logs."""
     found = []
     for number, run in enumerate(runs, start=1):
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
 def read_logs(
     job: KnownJob, patterns: Sequence[str] = (), *, tail: int | None = None, since: float | None = None, merged: bool
 ) -> Iterator[LogLine]:
-    """Return the lines that tasks have printed; see `api.logs`."""
+    """Return the lines that tasks have printed. See `api.logs`."""
     logs = find_logs(job.run_directories, patterns)
     if not logs:
         raise _no_logs(job, patterns)
@@ -101,9 +101,11 @@ def follow_logs(
     since: float | None = None,
     on_pending: Callable[[JobStatus], None] = lambda status: None,
 ) -> Iterator[LogLine]:
-    """Return lines as tasks print them, until the job has ended; see `api.logs`."""
+    """Yield lines as tasks print them, until the job has ended. See `api.logs`."""
     readers: dict[LogFile, LogReader] = {}
-    checked_at, has_ended, reason = float("-inf"), False, ""
+    checked_at = float("-inf")
+    has_ended = False
+    reason = ""
     while True:
         if not has_ended and time.monotonic() - checked_at > _STATUS_SECONDS:
             (status,) = StatusReader([job]).read()
@@ -124,11 +126,11 @@ class LogReader:
     """Reads the new lines of one growing log at each call."""
 
     def __init__(self, log: LogFile, *, tail: int | None = None, since: float | None = None) -> None:
-        """Skip lines that are certainly older than `since` or, without it, all but the last `tail` lines."""
+        """Skip lines that are certainly older than `since`. Without `since`, skip all but the last `tail` lines."""
         self.log = log
         self._offset = 0
-        self._index: tuple[list[int], list[float]] = ([], [])  # the entries from self._offset on, and the one before
-        self._index_bytes = 0  # read so far
+        self._index: tuple[list[int], list[float]] = ([], [])  # offsets and times of the lines that are not yet read
+        self._index_bytes = 0  # bytes of the index file that were read
         with contextlib.suppress(OSError):
             if since is not None:
                 self._skip_until(since)
@@ -172,7 +174,7 @@ class LogReader:
         return times[place] if place >= 0 else 0.0
 
     def _read_index(self) -> None:
-        """Read the new entries of the index, and forget those of lines that were read."""
+        """Read the new entries of the index. Forget the entries of lines that were read."""
         offsets, times = self._index
         num_read = max(0, bisect.bisect_right(offsets, self._offset) - 1)
         del offsets[:num_read], times[:num_read]
@@ -197,7 +199,8 @@ def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[Lo
 def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
     found = dict.fromkeys(log.task for log in find_logs(job.run_directories))
     if found:
-        tasks, roles = tuple(map(str, found)), dict.fromkeys(f"{task.task_type}/*" for task in found)
+        tasks = tuple(map(str, found))
+        roles = dict.fromkeys(f"{task.task_type}/*" for task in found)
         similar = did_you_mean(nearest(patterns[0], (*roles, *tasks)))
         listed = format_list(tasks, _MOST_LISTED)
         text = f"No task of {job.name} matches {' '.join(patterns)}.{similar} It has: {listed}."
@@ -208,7 +211,7 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
 
 
 def _advise_without_logs(job: KnownJob, state: str) -> str:
-    """Return advice; a batch script that failed early has only Slurm's output."""
+    """Return advice for a job without logs. If its batch script failed early, there is only Slurm's output."""
     if state in ("PENDING", "RUNNING"):
         return f"To wait for them: tf4slurm logs -f {job.job_id or job.name}"
     if job.job_id is None:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _STATUS_SECONDS = 2.0
 _TASKS_PER_SECOND = 100  # limit of the sampling rate: 1,000 tasks are sampled every 10 s
 _RATE_SECONDS = 20.0  # averaging period of steps per second
-_COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # in a sample null if 0
+_COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # null in a sample if they are 0
 
 
 class EventLog:
@@ -98,7 +98,7 @@ class Recorder:
             await asyncio.sleep(self._interval_seconds)
 
     def write(self) -> None:
-        """Queue one more write, with a sample."""
+        """Write both files once more, even if the next sample is not due."""
         self._sampled_at = float("-inf")
         self._queue_write()
 
@@ -117,11 +117,12 @@ class Recorder:
             self._is_failing = True
 
     def _status(self) -> StatusFile:
-        state, now = self._state, self._clock.now()
+        state = self._state
+        now = self._clock.now()
         records = state.tasks.in_order()
         before, self._progress = self._progress, {}
         for record in records:
-            # By task, because a spare and the task that it replaces exchange their roles.
+            # Progress is kept by task, not by rank: a spare and the task that it replaces exchange their roles.
             progress = self._progress[record.task] = before.get(record.task) or Progress()
             progress.note(record.observed.script.step, now)
         return StatusFile(

@@ -52,14 +52,15 @@ class KnownJob:
 
     @property
     def batch_script(self) -> Path:
-        """Where `submit` keeps the batch script."""
+        """Path at which `submit` keeps the batch script."""
         return Path(self.runs_directory) / f"{self.name}.sh"
 
     @property
     def run_directories(self) -> list[RunDirectory]:
-        """The job's run directories, oldest first; none while it is pending, several if it was requeued.
+        """The job's run directories, oldest first.
 
-        Directories of these names that belong to other users, who may write to the parent, are left out.
+        A pending job has none, and a requeued job has several. Other users may write to the parent, so directories that
+        belong to them are left out.
         """
         runs = Path(self.runs_directory)
         if self.job_id is None:  # NAME-2 is the run directory of another local job, started in the same second
@@ -81,7 +82,7 @@ class KnownJob:
 
 
 def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
-    """Register the job with run directory `runs_directory`/`name`, which need not exist; return its entry."""
+    """Register the job with run directory `runs_directory`/`name`, which need not exist. Return its entry."""
     job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
     try:
         directory = _directory(environ)
@@ -115,9 +116,9 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
 
 
 def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
-    """Return the job with this Slurm job id, name or run directory path; the latest job if None.
+    """Return the job with this Slurm job id, name or run directory path. None stands for the latest job.
 
-    A word without a slash is the name of another user's run directory only if no registered job has this id or name.
+    If `text` has no slash, the run directory of another user is used only if no registered job has this id or name.
 
     Raises:
         UnknownJobError: No job matches.
@@ -147,12 +148,13 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
 
 
 def _find_by_path(text: str) -> KnownJob | None:
-    """Return the job with this run directory; None if the directory is none."""
-    may_be_half_gone = ("logs", "job.json", "events.jsonl", "result.json")
-    if not any(os.path.exists(os.path.join(text, name)) for name in may_be_half_gone):
+    """Return the job with this run directory, or None if `text` is not the path of a run directory."""
+    names = ("logs", "job.json", "events.jsonl", "result.json")  # one is enough: some may be deleted
+    if not any(os.path.exists(os.path.join(text, name)) for name in names):
         return None
     path = Path(text).absolute()  # fails if the working directory was removed
-    file, facts = RunDirectory(path).read(JobFile) or JobFile(), path.stat()
+    file = RunDirectory(path).read(JobFile) or JobFile()
+    facts = path.stat()
     started = facts.st_mtime
     with contextlib.suppress(ValueError):
         started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
@@ -163,7 +165,7 @@ def latest_run(job: KnownJob) -> RunDirectory:
     """Return the latest run directory of a job.
 
     Raises:
-        RunDirectoryError: There is none.
+        RunDirectoryError: The job has no run directory that belongs to its user.
     """
     runs = job.run_directories
     if runs:

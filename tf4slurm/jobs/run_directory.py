@@ -2,19 +2,20 @@
 
 runs/<name>-<id>/
     job.json          command, options and versions
-    control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works; only for tasks
-                      that the launcher does not start: those of plain srun, and workers that join a running job
-    worker_arrays.jsonl      job arrays of Slurm that add workers to this job; from then on there is a control.json
+    control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works. It exists only
+                      for tasks that the launcher does not start: tasks of plain srun, and joined workers
+    worker_arrays.jsonl      job arrays of Slurm that add workers to this job. With it, the launcher writes control.json
     events.jsonl      every change of state
     slurm.json        resources that Slurm allocated to the job, and times
-    status.json       state of the job and its tasks a few seconds ago
+    status.json       state of the job and its tasks, a few seconds old
     samples.jsonl     steps, memory, processor time and bytes over time
     metrics/<role>-<index>.<attempt>.jsonl  steps and metrics that the task's script reported
     logs/<role>-<index>.<attempt>.log   output of the task's child process
-    logs/<role>-<index>.<attempt>.times lines "byte seconds": output from this byte on was printed then or later
+    logs/<role>-<index>.<attempt>.times lines "byte seconds": output from this byte on was printed at that time or later
     work/<role>-<index>.<attempt>/      files of a tf.data service server
     lost/<role>-<index>.json            last state of a task whose agent lost the launcher
-    result.json       how the job ended; .result.json.reserved reserves disk space for this file
+    result.json       how the job ended
+    .result.json.reserved    reserved disk space for result.json
     report.html       the job's report
 
 `schema.py` defines the JSON files. All files have mode 0600, all directories 0700.
@@ -125,7 +126,7 @@ class RunDirectory:
     def has_worker_arrays(self) -> bool:
         """Whether workers have joined the job, or will."""
         with contextlib.suppress(OSError):
-            return FILE_NAMES[WorkerArray] in os.listdir(self.path)  # NFS caches missing files for a minute
+            return FILE_NAMES[WorkerArray] in os.listdir(self.path)  # on NFS exists() may be wrong for a minute
         return False
 
     def log(self, task: Task, attempt: int) -> Path:
@@ -138,11 +139,11 @@ class RunDirectory:
         return self.path / "work" / _name(task, attempt)
 
     def read(self, kind: type[_T]) -> _T | None:
-        """Read a file such as `StatusFile`; return None if it is missing or not JSON."""
+        """Read a file such as `StatusFile`. Return None if it is missing or not JSON."""
         return read_file(self.path / FILE_NAMES[kind], kind)
 
     def read_trusted_job(self) -> JobFile:
-        """Read job.json, to run its command or signal its process.
+        """Read job.json in order to run its command or signal its process. If it is missing, return defaults.
 
         Raises:
             UntrustedFileError: Another user could have written the file.
@@ -151,7 +152,7 @@ class RunDirectory:
         return read_file(self.path / FILE_NAMES[JobFile], JobFile, read) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
-        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or worker_arrays.jsonl, without damaged lines."""
+        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or worker_arrays.jsonl. Skip damaged lines."""
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
     def read_metrics(self) -> dict[tuple[str, int], list[StepMetrics]]:
@@ -181,7 +182,9 @@ class RunDirectory:
         _write(self.control, to_json(content, indent=2).encode() + b"\n")
 
     def write_result(self, content: ResultFile) -> None:
-        """Write result.json; on a full disk, only state, exit code and reason, into the reserved or existing file.
+        """Write result.json.
+
+        On a full disk, write only state, exit code and reason, into the space of the reserved or existing file.
 
         Raises:
             RunDirectoryError: The file is not written, or has only the state, the exit code and the reason.
@@ -211,7 +214,7 @@ class RunDirectory:
         _append(self.path / FILE_NAMES[Sample], sample)
 
     def add_worker_arrays(self, *arrays: WorkerArray) -> None:
-        """Append arrays to worker_arrays.jsonl, or only create the file; the launcher then writes control.json."""
+        """Append arrays to worker_arrays.jsonl, or create an empty file. The launcher then writes control.json."""
         _append(self.path / FILE_NAMES[WorkerArray], *arrays)
 
     def write_metrics(self, task: Task, attempt: int, entries: Sequence[StepMetrics], *, is_appended: bool) -> None:
@@ -227,7 +230,7 @@ class RunDirectory:
             _write(path, lines)
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
-        """Write the report, by default as report.html; return its path."""
+        """Write the report, by default as report.html. Return its path."""
         path = path or self.path / "report.html"
         _write(path, content)
         return path
@@ -255,12 +258,12 @@ def _append(path: Path, *lines: Sample | WorkerArray) -> None:
 
 
 def make_parent(path: Path) -> None:
-    """Create the parent of run directories; other users cannot write to it, whatever the umask."""
+    """Create the parent of run directories. Other users cannot write to it, whatever the umask."""
     make_directories(path, 0o755)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file atomically, so that readers on other hosts never see a part."""
+    """Replace a file atomically, so that readers on other hosts never see an incomplete file."""
     with _writing(path), replacing(path) as draft:
         draft.write(content)
 
@@ -275,7 +278,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _check_owner(path: Path) -> None:
-    """Check that the file system shows a new run directory as this user's; later, others' are left out."""
+    """Check that the file system shows this user as owner of a new run directory. Readers skip other users' ones."""
     if not is_owned_by(os.getuid(), path):
         owner = path.stat().st_uid
         path.rmdir()

@@ -21,9 +21,9 @@ from tf4slurm.system.proc import is_running, read_stat
 from tf4slurm.system.typed_json import from_json, read_object, to_json
 
 SCHEMA_VERSION = 1
+"""The version of all files of a run directory. Increment it when an older reader would misread a newer file."""
 LATE_SECONDS = 20.0
 """Maximum delay of status.json in seconds, on a slow file system."""
-"""The version of all files of a run directory. Increment it when an older reader would misread a newer file."""
 
 _VERSION_KEY = "schema_version"
 _T = TypeVar("_T")
@@ -67,7 +67,7 @@ class JobFile:
         arguments: The command line that started the launcher.
         directory: The launcher's working directory.
         counts: Number of tasks of each role.
-        grace_period_seconds: Grace period: seconds that the script has to save and stop.
+        grace_period_seconds: Seconds that the script has to save and stop after a stop request.
         options: All options of the job, named as the keyword arguments of `tf4slurm.Job`.
         process: The launcher's process.
         started: Start of the job, as YYYY-MM-DDThh:mm:ss±hhmm.
@@ -102,12 +102,13 @@ class TaskStatus:
         has_joined: Whether it has joined the running job.
         node: Name of its node.
         address: Its host:port in the cluster spec.
-        state: "missing" until the task registers, then the last state that its agent reported; "importing" in place of
+        state: "missing" until the task registers, then the last state that its agent reported. "importing" replaces
             "running" until its server answers or its script calls a function of tf4slurm, for at most 60 s.
         starts: Number of starts of its child process in this attempt.
         returncode: Exit code of the last child process, or minus the signal that killed it.
         killed_by: What ended the child process or its agent: "liveness_probe", "guard" (the process above the agent was
-            killed), "slurmstepd" (it was killed) or "stop" (the job or the attempt ended); null if it ended by itself.
+            killed), "slurmstepd" (Slurm's process above the task was killed) or "stop" (the job or the attempt ended).
+            null if the child process ended by itself.
         detail: Details of the state, in words.
         is_gone: Whether the task's agent has exited or is lost.
         heartbeat_age_seconds: Seconds since the last heartbeat of its agent.
@@ -116,8 +117,8 @@ class TaskStatus:
         step: Last training step that the script reported.
         steps_per_second: Mean steps per second over the last 20 s.
         seconds_since_step: Seconds since the last new step.
-        metrics: Metrics that the script reported with its step; null for NaN and infinity.
-        variable_bytes: For a ps: bytes of the variables on it; null if the chief's script makes its strategy itself.
+        metrics: Metrics that the script reported with its step. NaN and infinity are null.
+        variable_bytes: Bytes of the variables on a ps; null if the chief's script makes its strategy without tf4slurm.
         memory_bytes: Resident memory of the child process and its descendants.
         cpu_seconds: Processor time of the child process and its descendants.
         sent_bytes: Bytes sent from the task's port.
@@ -170,8 +171,8 @@ class StatusFile:
         shards: Progress of the data shards of each name.
         workers_error: The reason why no worker can join the job; empty if one can, or if that is not yet known.
         workers_left: Number of joined workers that have left.
-        tasks: The tasks by rank; a spare that has replaced a task has its position. Of the joined workers that have
-            left, the last 20.
+        tasks: The tasks by rank. A spare that has replaced a task has the position of that task. Of the joined workers
+            that have left, the list has the last 20.
     """
 
     time: float | None = None
@@ -189,13 +190,13 @@ class StatusFile:
 
     @property
     def stale_seconds(self) -> float:
-        """Age of the file in seconds from which the launcher, and with it the agents, may have ended."""
+        """Age of the file in seconds beyond which the launcher and all agents may have ended."""
         return self.heartbeat_timeout_seconds + LATE_SECONDS
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples.jsonl. Each list has one entry per task; those of joined workers are the last.
+    """One line of samples.jsonl. Each list has one entry per task. The entries of joined workers are the last.
 
     An entry whose value is unknown is null.
 
@@ -342,7 +343,7 @@ def to_versioned_json(value: Any, indent: int | None = None) -> str:
 
 
 def read_file(path: Path, kind: type[_T], read: Callable[[Path], bytes] = Path.read_bytes) -> _T | None:
-    """Read a JSON file with `read`; return None if it is missing, unreadable or not a JSON object.
+    """Read a JSON file with `read`. Return None if it is missing, unreadable or not a JSON object.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the file.

@@ -36,8 +36,8 @@ class JobStatus:
     Attributes:
         job_id: Slurm's job id; None for a local job.
         name: First part of the names of its run directories.
-        state: A state of Slurm such as "PENDING" or "RUNNING" until the job ends; then "COMPLETED", "FAILED",
-            "STOPPED", "REQUEUED" or "LOST" (the launcher ended without a result); or "UNKNOWN".
+        state: Until the job ends, a state of Slurm such as "PENDING" or "RUNNING". Then "COMPLETED", "FAILED",
+            "STOPPED", "REQUEUED" or "LOST" (the launcher ended without a result). "UNKNOWN" if neither is known.
         started: When the job was submitted or started, in seconds since 1970.
         phase: Phase of the running job, such as "importing", or "training" when a task has reported a step.
         attempt: Number of this attempt, from 1.
@@ -89,7 +89,7 @@ class JobStatus:
 
 
 class JobFiles:
-    """The JSON files of a run directory, each read once, when first needed; a missing file has default values.
+    """The JSON files of a run directory. Each is read once, when first needed. A missing file has default values.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote a file.
@@ -112,12 +112,12 @@ class JobFiles:
 
     @functools.cached_property
     def result(self) -> ResultFile | None:
-        _ = self._has_lost_launcher  # first: a launcher that writes its result in the meantime is not lost
+        _ = self._has_lost_launcher  # checked first: a launcher that writes its result in the meantime is not lost
         return self.run.read(ResultFile)
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
-        """The tasks by rank, of result.json or else of status.json."""
+        """The tasks by rank, from result.json if it lists tasks, otherwise from status.json."""
         return (self.result.tasks if self.result is not None else ()) or self.status.tasks
 
     @functools.cached_property
@@ -128,7 +128,7 @@ class JobFiles:
     def is_lost(self) -> bool:
         """Whether the launcher certainly ended without a result.
 
-        A launcher on another host that writes nothing may be suspended; it is lost if agents recorded its loss.
+        A launcher on another host that writes nothing may be suspended. It is lost only if agents recorded its loss.
         """
         return self._has_lost_launcher and self.result is None
 
@@ -158,7 +158,7 @@ class JobFiles:
         return " ".join(filter(None, sentences))
 
     def describe_last_state(self) -> str:
-        """Return phase, step, and how tasks ended, in sentences."""
+        """Return the last recorded phase and step, and how tasks ended, in sentences."""
         status, states = self.status, list(self.last_states.values())
         sentences = []
         if status.time is not None:
@@ -175,12 +175,12 @@ class JobFiles:
 
 
 class StatusReader:
-    """Reads the state of jobs repeatedly: their files in each call, Slurm's queue less often."""
+    """Reads the state of jobs repeatedly. Each read opens their files, but not each read queries Slurm's queue."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
-        """Query Slurm at most every `ask_seconds`.
+        """Query Slurm at most every `ask_seconds` (default 10).
 
-        With `refuse_newer` raise an error for files of a newer tf4slurm, else show the job as UNKNOWN.
+        Files of a newer tf4slurm are an error. With `refuse_newer=False`, their job has the state UNKNOWN instead.
         """
         self._jobs = jobs
         self._refuse_newer = refuse_newer
@@ -219,7 +219,7 @@ class StatusReader:
 
 
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
-    """Return the state of a job with this entry in Slurm's queue; `warnings` are about missing answers from Slurm.
+    """Return the state of a job with this entry in Slurm's queue. `warnings` say which answers of Slurm are missing.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
@@ -230,7 +230,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
     all_warnings = list(warnings)
     state, exit_code, reason = _find_state(job, entry, files, all_warnings)
     has_ended = exit_code is not None
-    is_earlier = files.result is not None and not has_ended  # files of the attempt before a requeue
+    is_earlier = files.result is not None and not has_ended  # the files are from the run before a requeue
     if is_earlier:
         file, age = StatusFile(), None
     elapsed = file.seconds + (0.0 if has_ended else age) if age is not None else None
@@ -262,7 +262,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
 
 
 def describe_variables(tasks: Sequence[TaskStatus]) -> str:
-    """Return the bytes of the variables on each ps, the largest first; "" if they are unknown."""
+    """Return the bytes of the variables on each ps as text, the largest first. "" stands for unknown sizes."""
     known = [(task.variable_bytes, task.task) for task in tasks if task.variable_bytes is not None]
     known.sort(key=lambda each: -each[0])
     return format_list([f"{name} {format_bytes(num_bytes)}" for num_bytes, name in known], _MOST_PS)
@@ -271,7 +271,7 @@ def describe_variables(tasks: Sequence[TaskStatus]) -> str:
 def _find_state(
     job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str]
 ) -> tuple[str, int | None, str]:
-    """Return the job's state, exit code (None until it has ended) and reason; add to `warnings`."""
+    """Return the job's state, exit code (None until it has ended) and reason. New warnings go to `warnings`."""
     result, file, age = files.result, files.status, files.status_age_seconds
     earlier = f"The last attempt was {result.state}: {result.reason}" if result is not None else ""
     if entry is not None and entry.is_pending:
@@ -317,7 +317,7 @@ def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -
     """Return the state and exit code of a Slurm job without a result, and a sentence about their source."""
     reason = ""
     if entry is not None and ENDED_STATES.get(entry.state) == FAILED and entry.reason not in ("", "None"):
-        reason = f" ({entry.explained_reason})"  # of another job it is why it was pending
+        reason = f" ({entry.explained_reason})"  # after other ends, Slurm still shows why the job was pending
     with contextlib.suppress(LaunchError):
         accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
         if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
@@ -334,7 +334,7 @@ def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -
 
 
 def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
-    """Return the state and exit code for a final state of Slurm; only COMPLETED has code 0."""
+    """Return the state and exit code for a final state of Slurm. Only COMPLETED has exit code 0."""
     state = ENDED_STATES[slurm_state]
     return state, exit_code or int(state != COMPLETED)
 
@@ -347,7 +347,7 @@ def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | N
         is_running = time.time() - job.started < LATE_SECONDS
     elif process.host == os.uname().nodename:
         is_running = not files.is_lost
-    else:  # a host that shares this directory
+    else:  # on another host, whose processes are not visible here
         is_running = files.status_age_seconds is not None and files.status_age_seconds < LATE_SECONDS
     return ("RUNNING", None, "") if is_running else ("LOST", 1, files.describe_loss())
 

@@ -1,4 +1,4 @@
-"""The Slurm jobs that `tf4slurm grow` has submitted to add workers to a job."""
+"""Find and cancel the Slurm jobs that `tf4slurm grow` has submitted to add workers to a job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tf4slurm.slurm.parsing import QueueEntry
 logger = logging.getLogger(__name__)
 
 _QUEUE_POLL_SECONDS = 1.0
-_END_SECONDS = 5.0  # for the Slurm jobs of workers whose agents have ended
+_END_SECONDS = 5.0  # how long running Slurm jobs may take to end by themselves
 
 
 def find_worker_jobs(job: KnownJob) -> list[QueueEntry]:
-    """Return the jobs of Slurm that `tf4slurm grow` has submitted during all runs of a job, until they end."""
+    """Return the Slurm jobs that `tf4slurm grow` has submitted for all runs of a job, and that have not ended."""
     job_ids = [array.job_id for run in job.run_directories for array in run.read_lines(WorkerArray) if array.job_id]
     if not job_ids:
         return []
@@ -27,9 +27,9 @@ def find_worker_jobs(job: KnownJob) -> list[QueueEntry]:
 
 
 def end_worker_jobs(job: KnownJob) -> None:
-    """Cancel the Slurm jobs that would add workers to an ended job; log a warning if that fails.
+    """Cancel the Slurm jobs that would add workers to an ended job. Log a warning if that fails.
 
-    Running ones end by themselves. One that does not may be on a lost host, so Slurm would requeue it.
+    Running ones may end by themselves within 5 s. One that does not may be on a lost host, so Slurm would requeue it.
     """
     deadline = time.monotonic() + _END_SECONDS
     try:
