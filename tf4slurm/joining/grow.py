@@ -41,7 +41,7 @@ def make_worker_spec(
     environ: Mapping[str, str],
     site: str | None,
 ) -> BatchSpec:
-    """Return the job array whose elements join a job; see `api.grow`."""
+    """Return the job array whose elements join a job. See `api.grow`."""
     _check_workers(workers)
     options = _fill_in(options, environ, site)
     file = check_joinable(job, directory, "grow")
@@ -58,12 +58,12 @@ def make_worker_spec(
         gpus_per_worker=file.options.get("gpus_per_worker"),
         **{"output": str(directory.path).replace("%", "%%") + "/worker-%A_%a.out", **options},
     )
-    first_run = Path(job.runs_directory) / job.name  # `join` finds the latest run of a requeued job by it
+    first_run = Path(job.runs_directory) / job.name  # from it `join` finds the latest run of a requeued job
     return dataclasses.replace(spec, command=(*spec.tf4slurm, "join", str(first_run)))
 
 
 def _fill_in(options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> dict[str, Any]:
-    """Return the given options, completed with settings; refuse those that `grow` does not take."""
+    """Return the given options, completed with settings. Refuse options that `grow` does not take."""
     for name in options:
         if name not in OPTIONS:
             raise OptionError(unknown(name, OPTIONS, "an option of tf4slurm grow"), option=name)
@@ -79,7 +79,7 @@ def _fill_in(options: Mapping[str, Any], environ: Mapping[str, str], site: str |
 
 
 def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> str:
-    """Submit the job array of `make_worker_spec`; return its id."""
+    """Submit the job array of `make_worker_spec`. Return its id."""
     directory = latest_run(job)
     spec = make_worker_spec(job, directory, workers, options, environ, site)
     text = make_script(spec)
@@ -103,7 +103,7 @@ def _check_running(job: KnownJob) -> None:
 
 
 def shrink(job: KnownJob, workers: int) -> tuple[str, ...]:
-    """Cancel `workers` of the Slurm jobs that `grow` has submitted; see `api.shrink`."""
+    """Cancel `workers` of the Slurm jobs that `grow` has submitted. See `api.shrink`."""
     _check_workers(workers)
     entries = find_worker_jobs(job)
     if workers > len(entries):

@@ -30,10 +30,10 @@ _POLL_SECONDS = 0.2
 
 
 def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
-    """Run a worker of a running job until the job ends or this process receives SIGTERM; return its exit code.
+    """Run a worker of a running job until the job ends or this process receives SIGTERM. Return its exit code.
 
-    The worker runs the job's command in the job's directory. The exit code is 0 if the worker took part until it was no
-    longer needed.
+    The worker runs the job's command in the job's directory. The exit code is 0 if the worker took part until the job
+    no longer needed it.
 
     Raises:
         JobStateError: The job has ended, accepts no more workers, or is a local job on another host.
@@ -81,7 +81,7 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
 
 
 async def _run(agent: Agent, client: ControlClient) -> int:
-    """Run the agent to its end; before it has registered, a stop signal ends this process."""
+    """Run the agent to its end. Before the agent has registered, a stop signal ends this process."""
     running = asyncio.create_task(agent.run())
     while not running.done():
         await asyncio.wait({running}, timeout=_POLL_SECONDS)
@@ -104,7 +104,7 @@ def _has_own_network(launcher: Process | None) -> bool:
 
 
 def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
-    """Wait until the launcher has written control.json; return False if the job has ended or at the timeout."""
+    """Wait until the launcher has written control.json. Return False at the timeout, or if the job has ended."""
     deadline = time.monotonic() + timeout_seconds
     while ControlEndpoint.from_file(directory.control) is None:
         if time.monotonic() >= deadline or directory.read(ResultFile) is not None:
@@ -114,19 +114,21 @@ def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
 
 
 def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile:
-    """Return job.json of a run that can use another worker of this tf4slurm; `verb` is for the error message.
+    """Return job.json of a run that can use another worker of this tf4slurm. `verb` is for the error message.
 
     Raises:
         JobStateError: The run has ended, runs another version of tf4slurm, or cannot use more workers.
         RunDirectoryError: job.json is missing or cannot be read.
         UntrustedFileError: Another user could have written the file.
     """
-    file, files = directory.read_trusted_job(), JobFiles(directory)
+    file = directory.read_trusted_job()
+    files = JobFiles(directory)
     if not file.counts:
         path = str(directory.path / FILE_NAMES[JobFile])
         text = f"{path!r} is missing or cannot be read. The job may have just started: try again in a few seconds."
         raise RunDirectoryError(text, path=path)
-    state, reason = _find_end(job, file, files), ""
+    state = _find_end(job, file, files)
+    reason = ""
     version = file.versions.get("tf4slurm")
     if state == REQUEUED:
         reason = "was requeued and does not run yet. Add workers when it runs"
@@ -145,7 +147,7 @@ def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile
 
 
 def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
-    """Return the state of a run that has ended; "" for a running one. Slurm is queried only if status.json is old."""
+    """Return the state of a run that has ended, or "" for a running one. Query Slurm only if status.json is old."""
     launcher = file.process
     is_lost = launcher is not None and launcher.host == os.uname().nodename and not launcher.is_alive()
     result = files.run.read(ResultFile)  # after `is_lost`: the launcher may end in between

@@ -34,7 +34,7 @@ def own_program() -> tuple[str, ...]:
 
 
 def _parse_time(text: str) -> str:
-    """Convert a time limit such as "90m", "8h" or "1d12h" to Slurm's format; Slurm's own formats are kept."""
+    """Convert a time limit such as "90m", "8h" or "1d12h" to Slurm's format. Slurm's own formats are kept."""
     if not text or _SLURM_TIME.fullmatch(text):
         return text
     match = _TIME.fullmatch(text)
@@ -155,7 +155,7 @@ class BatchSpec(JobSpec):
 
     @property
     def sbatch_options(self) -> dict[str, str]:
-        """The requested options of sbatch, such as {"nodes": "2", "exclusive": ""}; "" marks a switch."""
+        """The requested options of sbatch, such as {"nodes": "2", "exclusive": ""}. "" marks a switch."""
         values = {each.key: getattr(self, name) for name, each in options_of(BatchSpec).items() if each.sbatch}
         found = {key: "" if value is True else value for key, value in values.items() if value not in ("", False)}
         found.update(parse_pairs("sbatch", self.sbatch))
@@ -245,7 +245,7 @@ class BatchSpec(JobSpec):
 
 
 def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse options of Slurm in the form K=V, or K for a switch; K is a long name or a letter.
+    """Parse options of Slurm in the form K=V, or K for a switch. K is a long name or a letter.
 
     Raises:
         OptionError: K is empty.
@@ -277,7 +277,7 @@ def _long_name(name: str) -> str:
 
 
 def _available_tasks(options: Mapping[str, str]) -> int | None:
-    """Return the number of tasks requested from Slurm; None if the roles determine it."""
+    """Return the number of tasks requested from Slurm, or None if the roles determine it."""
     for names in (("ntasks",), ("nodes", "ntasks-per-node")):
         texts = [options.get(name, "") for name in names]
         if all(text.isdecimal() and len(text) < 10 for text in texts):
@@ -301,7 +301,7 @@ def _check_array(value: str, num_lines: int) -> None:
 
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
-    """Read a file of arguments, quoted as in a shell: one line per element, besides blank lines and comments."""
+    """Read a file with one line of arguments per element, quoted as in a shell. Skip blank lines and comments."""
     try:
         source = Path("/dev/stdin") if path == Path("-") else path
         lines = source.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -1,7 +1,7 @@
-"""`JobSpec`: every option of a job, declared once; `batch_spec.BatchSpec` adds the options for sbatch.
+"""`JobSpec`: every option of a job, declared once.
 
 The options of the command line, the keys of settings files, the variables TF4SLURM_<OPTION>, the command in a batch
-script and the settings of agents are derived from these fields.
+script and the settings of agents are derived from these fields. `batch_spec.BatchSpec` adds the options for sbatch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"]
 
 _PYTHON = re.compile(r"python[\d.]*")
 _HEARTBEATS_PER_SECOND = 100
-_MAX_INTERVAL = 0.4  # of the heartbeat timeout, for large jobs
+_MAX_INTERVAL = 0.4  # the longest heartbeat interval of a large job, as a fraction of the heartbeat timeout
 _NOT_TASK = ("run", "submit", "script")
 SLURM_OPTIONS = ("requeue", "srun", "stage_env", "stage_directory")
-"""The fields that only a Slurm job may have; a local job ignores settings of these options."""
+"""The fields that only a Slurm job may have. A local job ignores settings of these options."""
 ACTIVE_ENVIRONMENT = "active"
 """The value of --stage-env for the environment that the script's Python is in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A job: its command, the number of tasks of each role, the network and the limits; all times in seconds.
+    """A job: its command, the number of tasks of each role, the network and the limits. All times are in seconds.
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
@@ -281,22 +281,22 @@ class JobSpec:
 
     @property
     def service_ports(self) -> tuple[int, ...]:
-        """The ports that the control service tries, in this order; empty for any free port."""
-        return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks try the first ones
+        """The ports that the control service tries, in this order. Without ports, it uses any free port."""
+        return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks take the first ones
 
     @property
     def data_service_python(self) -> str:
-        """The Python of the data service; empty if it is unknown."""
+        """The Python of the data service, or an empty text if it is unknown."""
         return self.data_python or self.script_python
 
     @property
     def script_python(self) -> str:
-        """The Python that runs the script; empty if the command starts with another program."""
+        """The Python that runs the script, or an empty text if the command starts with another program."""
         program = self.command[0] if self.command else ""
         return program if _PYTHON.fullmatch(os.path.basename(program)) else ""
 
     def for_tasks(self, available: int | None) -> JobSpec:
-        """Return this job with its number of workers, filled in from the number of tasks that Slurm provides.
+        """Return this job with the number of workers filled in from the number of tasks that Slurm provides.
 
         Args:
             available: Number of tasks of the allocation or step; None if not limited.
@@ -331,7 +331,7 @@ class JobSpec:
             min(num_tasks / _HEARTBEATS_PER_SECOND, self.max_heartbeat_interval_seconds),
         )
 
-    # What follows from the heartbeat timeout; see also `StatusFile.stale_seconds`.
+    # These times follow from the heartbeat timeout. See also `StatusFile.stale_seconds`.
 
     @property
     def task_loss_seconds(self) -> float:
@@ -350,12 +350,12 @@ class JobSpec:
 
     @property
     def termination_seconds(self) -> float:
-        """Seconds that the tasks have to terminate: the agents end their children, then a lost agent is noticed."""
+        """Seconds that the tasks have to terminate. Agents end their children, and lost agents are noticed."""
         return self.kill_wait_seconds + self.task_loss_seconds
 
     @property
     def max_heartbeat_interval_seconds(self) -> float:
-        """The longest heartbeat interval in seconds, in a large job: two heartbeats fit into the timeout."""
+        """The longest heartbeat interval in seconds, for large jobs. Two such intervals fit into the timeout."""
         return _MAX_INTERVAL * self.heartbeat_timeout_seconds
 
     def to_arguments(self) -> list[str]:
@@ -367,7 +367,7 @@ class JobSpec:
         return words
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values, with ranges of ports; `JobSpec(**values)` reads them."""
+        """Return the options as JSON values, with ports as ranges. `JobSpec(**values)` reads them."""
         values = {name: (each, getattr(self, name)) for name, each in options_of(JobSpec).items()}
         return {
             name: each.to_text(value) if value and (each.format or isinstance(value, Path)) else value

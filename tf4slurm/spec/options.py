@@ -23,10 +23,12 @@ Group = Literal[
     "Roles", "Resources", "Network", "Time and recovery", "Files", "Environment", "Slurm", "Advanced", "Options"
 ]
 """The groups of options in help texts, in their order there."""
-_SIMILAR, _AS_SIMILAR, _MOST_SIMILAR = 0.65, 0.03, 3
+_SIMILAR = 0.65  # the least similarity of a suggested name, from 0 to 1
+_AS_SIMILAR = 0.03  # suggested names are at most this much less similar than the best one
+_MOST_SIMILAR = 3
 _SHORTEST = 2  # letters
 _BEGINNING = 0.95  # factor of the similarity to the beginning of a longer name
-_WITHOUT_SUFFIX = 0.9
+_WITHOUT_SUFFIX = 0.9  # similarity of a name that consists of a known name and a suffix
 _NUMBER_PREFIX = re.compile(r"^(n|no|nb|num|number|number-of|total)-")
 _BOOLS = {
     **dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True),
@@ -101,7 +103,11 @@ class Option:
         return self.is_list and self.parse is None
 
     def convert(self, value: Any) -> Any:
-        """Convert a text, a TOML value or a Python value to the field's type; raise OptionError if it is invalid."""
+        """Convert a text, a TOML value or a Python value to the field's type.
+
+        Raises:
+            OptionError: The value is invalid.
+        """
         try:
             if value is None or value is self.default:
                 return self.default
@@ -165,7 +171,7 @@ _NAMES: Mapping[type, str] = {int: "an integer", float: "a number", str: "a text
 
 
 def option(default: Any, help: str, **declaration: Any) -> Any:
-    """Return a dataclass field that is an option; `declaration` contains further attributes of `Option`."""
+    """Return a dataclass field that is an option. `declaration` contains further attributes of `Option`."""
     return dataclasses.field(default=default, metadata={_METADATA: {"help": help, **declaration}})
 
 
@@ -197,7 +203,7 @@ def options_by_key(cls: type) -> dict[str, Option]:
 
 
 def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by field name, given values by field name or by long name of an option, with _ for -.
+    """Return values by field name. The given names are field names or long names of options, with _ or -.
 
     Raises:
         OptionError: A name is unknown; the message has similar ones.
@@ -218,12 +224,12 @@ def unknown(name: str, names: Iterable[str], what: str) -> str:
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """Return " Did you mean 'a' or 'b'?" for the end of an error message; empty without names."""
+    """Return " Did you mean 'a' or 'b'?" for the end of an error message, or "" without names."""
     return f" Did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """Return at most three known names that `name` may be a misspelling of, about equally similar, the best first."""
+    """Return at most three known names that `name` may be a misspelling of, the most similar first."""
     if len(name) < _SHORTEST:
         return []
     scores = {each: _similarity(name.lower().replace("_", "-"), each.lower().replace("_", "-")) for each in names}

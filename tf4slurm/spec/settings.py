@@ -1,8 +1,8 @@
-"""Settings: defaults for options that were not given, from files and environment variables.
+"""Read settings: defaults for options that were not given, from files and environment variables.
 
-A TOML file has long names of options and their values, such as partition = "short"; `site` names a profile. Settings
-become commands, so files that other users own or can write are refused (`trusted_files.py`), except for tf4slurm's own
-profiles.
+A TOML file has long names of options and their values, such as partition = "short". The key `site` names a profile.
+Settings become parts of commands. So files that other users own or can write are refused (`trusted_files.py`), except
+for tf4slurm's own profiles.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class SettingsPaths:
-    """Where settings come from. Later sources override earlier ones.
+    """The places from which settings are read. Later ones override earlier ones.
 
     profile of a site    NAME.toml in sites/ of the user's directory or /etc/tf4slurm, or one of tf4slurm's own
     host                 /etc/tf4slurm/config.toml
@@ -73,7 +73,7 @@ class SettingsPaths:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], directory: Path | None = None) -> SettingsPaths:
-        """Return the paths for a working directory, by default the current one, or / if that was removed."""
+        """Return the paths for a working directory. The default is the current one, or / if that was removed."""
         if directory is None:
             try:
                 directory = Path.cwd()
@@ -86,13 +86,13 @@ class SettingsPaths:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The settings files, without the profile. They need not exist; later files override earlier ones."""
+        """The settings files, without the profile. They need not exist. Later files override earlier ones."""
         users = () if self.user is None else (self.user / _CONFIG_FILE,)
         return (self.etc / _CONFIG_FILE, *users, self.project)
 
     @property
     def site_directories(self) -> tuple[Path, ...]:
-        """The directories of profiles; earlier directories override later ones."""
+        """The directories of profiles. Earlier directories override later ones."""
         users = () if self.user is None else (self.user / "sites",)
         return (*users, self.etc / "sites", self.shipped)
 
@@ -113,12 +113,16 @@ def project_directories(directory: Path, home: Path | None) -> tuple[Path, ...]:
 
 
 def repository_of(directory: Path) -> Path | None:
-    """Return the root of the git checkout that contains a directory; None outside of a checkout."""
+    """Return the root of the git checkout that contains a directory, or None outside of a checkout."""
     return next((path for path in (directory, *directory.parents) if os.path.exists(path / ".git")), None)
 
 
 def create_file(paths: SettingsPaths, *, project: bool) -> Path:
-    """Create the user's settings file, or a project file here; raise SettingsError if it exists or is not writable."""
+    """Create the user's settings file, or a project's in the current directory.
+
+    Raises:
+        SettingsError: The file exists or cannot be written.
+    """
     directory = Path.cwd() if project else paths.user
     if directory is None:
         text = "This user has no home directory for settings. Set HOME or XDG_CONFIG_HOME, or give --project."
@@ -139,11 +143,11 @@ def create_file(paths: SettingsPaths, *, project: bool) -> Path:
 def read_settings(
     environ: Mapping[str, str], site: str | None = None, paths: SettingsPaths | None = None
 ) -> dict[str, Setting]:
-    """Return the settings of all files and variables by field name; the entry `site` is the chosen profile.
+    """Return the settings of all files and variables by field name. The entry `site` is the chosen profile.
 
     Args:
-        site: The profile that the command line names, "none" for no settings; None for that of the settings.
-        paths: The files to read; None for those of the current directory.
+        site: The profile that the command line names, or "none" for no settings. By default the settings name it.
+        paths: The files to read (default: those for the current directory).
 
     Raises:
         SettingsError: A file cannot be read, has an unknown option or an invalid value, or the profile does not exist.
@@ -171,7 +175,7 @@ def read_settings(
 
 
 def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return values for the fields of a dataclass of options: the given values, else the settings.
+    """Return values for the fields of a dataclass of options. Given values override settings.
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
@@ -205,7 +209,8 @@ def _read(path: Path, *, is_shipped: bool = False) -> dict[str, Setting]:
         raise SettingsError(
             f'{path} cannot be read as TOML: {error}. Texts need quotes, such as partition = "short".', source=str(path)
         ) from error
-    options, given = _known_options(), []
+    options = _known_options()
+    given = []
     for name, value in content.items():
         each = options.get(name.replace("_", "-"))
         if each is None:

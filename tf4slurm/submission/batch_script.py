@@ -20,7 +20,7 @@ _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _NOT_FOR_PS = (*_GPU_OPTIONS, "mem-per-gpu", "nodes", "ntasks-per-node", "nodelist", "exclude")
 _COUNT = re.compile(r"[1-9]\d{0,8}")
 _SIGNAL = re.compile(r"(?P<target>[RB]+:)?\w+(@\d+)?")
-_WARNING_SECONDS = 60  # Slurm's default for --signal; also, Slurm may send a signal this much earlier
+_WARNING_SECONDS = 60  # Slurm's default for --signal, and how much earlier Slurm may send it (manual of sbatch)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SIGNALS = sorted(number.name.removeprefix("SIG") for number in LAUNCHER_SIGNALS)
@@ -28,7 +28,7 @@ _STOP = "exit 3"  # EXIT_PREFLIGHT
 
 
 def make_script(spec: BatchSpec) -> str:
-    """Return the batch script, with all options that differ from their defaults: the job reads no settings files.
+    """Return the batch script. The job reads no settings, so the script has all options that are not at their default.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -107,7 +107,7 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _filled_in(spec: BatchSpec) -> str:
-    """Return a comment with the command of one task."""
+    """Return a comment that shows the command of one task, with its placeholders filled in."""
     if not placeholders_in(spec.command):
         return ""
     task = Task("worker" if spec.counts.get("worker") else "chief", 0)
@@ -189,7 +189,7 @@ def place_by_component(spec: BatchSpec) -> str:
 
 
 def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return the options for the component of the ps, and for the other one."""
+    """Return the options for the component of the ps, and for the component of the other tasks."""
     place_by_component(spec)
     if "array" in options:
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")
@@ -214,7 +214,7 @@ def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
 
 
 def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
-    """Request the GPUs of the workers of each node, with tasks spread evenly."""
+    """Add the options that request GPUs for the workers of each node, and spread the tasks evenly over the nodes."""
     workers = spec.counts.get("worker", 0)
     if spec.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
         return options
@@ -233,7 +233,7 @@ def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
 
 
 def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
-    """Add the options for a requeue; except with --single, let --signal reach the launcher only."""
+    """Add the options for a requeue. Without --single, change --signal so that only the launcher receives it."""
     if spec.requeue is not None:
         options.setdefault("requeue", "")
         options.setdefault("signal", _SIGNAL_BEFORE_LIMIT)

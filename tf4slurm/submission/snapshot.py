@@ -1,4 +1,4 @@
-"""Copy the code at submission: the job may stay in the queue for days."""
+"""Copy the code at submission, because it may change while the job waits in the queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _COPY = "Use --snapshot copy."
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Return the job with an unused directory, beside its run directories, for its snapshot if it has one."""
+    """Return the job with an unused directory for its snapshot, beside the run directories.
+
+    A job without a snapshot is returned unchanged.
+    """
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
     runs = spec.runs_directory.absolute()
@@ -39,8 +42,8 @@ def place_snapshot(spec: BatchSpec) -> BatchSpec:
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
     """Copy the tracked files of `source` ("git"), or all files except .git and the run directories ("copy").
 
-    Tracked files include those of submodules. Links are copied as links; one that leads out of `source` becomes
-    absolute, so that it leads to the same place.
+    Tracked files include those of submodules. Links are copied as links. A relative link that leads out of `source`
+    becomes absolute, so that it leads to the same place.
 
     In a git checkout "copy" omits the files that git ignores. Outside of a checkout, or if git ignores every file of
     the source (as in a repository of dotfiles), "copy" includes files with secrets, such as .env.
@@ -48,8 +51,8 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
     `target` is a new directory, whose parent contains the run directories.
 
     Raises:
-        OptionError: Git fails or tracks no file, or not those of a submodule; a file of `command` is missing, or the
-            snapshot exceeds 1 GB.
+        OptionError: Git fails, tracks no file or does not list the files of a submodule; or a file of `command` is not
+            tracked; or the snapshot exceeds 1 GB.
         RunDirectoryError: The snapshot cannot be written.
     """
     try:
@@ -87,7 +90,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
 
 def _tracked_files(source: Path) -> list[str]:
-    """Return the tracked files and links that exist, with those of submodules."""
+    """Return the tracked files and links that exist, including those of submodules."""
     names = []
     submodules = {entry.partition("\t")[2] for entry in _list_files(source, "--stage") if entry.startswith("160000 ")}
     for name in _list_files(source, "--cached"):
@@ -118,7 +121,7 @@ def _keep_links(source: Path, target: Path) -> None:
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return what git ignores; empty outside of a checkout, or if git ignores all files."""
+    """Return the paths that git ignores. Return none outside of a checkout, or if git ignores all files."""
     if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")
@@ -145,7 +148,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
 
 
 def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
-    """Return what shutil.copytree would copy."""
+    """Yield the files that shutil.copytree would copy."""
     for directory, directories, files in os.walk(source):
         left_out = ignore(directory, [*directories, *files])
         directories[:] = [name for name in directories if name not in left_out]

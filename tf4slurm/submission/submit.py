@@ -29,7 +29,7 @@ from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, SCRIPT_V
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several MessageTimeouts of 10 s
-# The configuration, the cluster of all commands of Slurm, and the user's credentials
+# Variables for Slurm's commands: the configuration file, the cluster and the user's credentials
 _KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))
 # With these, a task would join the outer job, and a launcher would write to the outer job's answer file.
 _OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
@@ -37,7 +37,8 @@ _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
 _JOB_ID = re.compile(r"^(?P<job_id>\d+)(;(?P<cluster>\S+))?[ \t\r]*$", re.MULTILINE)  # sbatch --parsable
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts abbreviations
-_SBATCH_LINE = re.compile(r"^[\w.-]*sbatch[\w.-]*: (?:error: )?(.*)$", re.MULTILINE)  # a wrapper calls a renamed one
+# A site's wrapper may run sbatch under another name.
+_SBATCH_LINE = re.compile(r"^[\w.-]*sbatch[\w.-]*: (?:error: )?(.*)$", re.MULTILINE)
 _CLUSTERS = re.compile(r"^#SBATCH (?:--cl[a-z]*[= ]|-M ?)(\S+)", re.MULTILINE)
 # slurm_errno.h: the request may have reached the controller, but the answer did not come back.
 _NO_ANSWER = re.compile(
@@ -48,7 +49,7 @@ _FIND_SECONDS, _FIND_PAUSE_SECONDS = 10.0, 0.5
 
 
 def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
-    """Submit a job in `environ` without the variables of an outer job; see `api.submit`."""
+    """Submit a job in `environ` without the variables of an outer job. See `api.submit`."""
     spec = place_snapshot(spec)
     text, environ = _prepare(spec, environ)
     draft = _write_draft(spec, text)
@@ -100,7 +101,7 @@ def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
 
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Check a job; return its batch script and the environment of sbatch."""
+    """Check a job. Return its batch script and the environment of sbatch."""
     for arguments in spec.array_lines or ((),):
         check_program_source((*spec.command, *arguments))
     if not spec.has_environment:  # the command may exist only in the job's environment
@@ -116,8 +117,8 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
 def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str]:
     """Return the environment for sbatch and the job, without the variables of an outer job.
 
-    SBATCH_* variables override the options in a batch script: inside a job all are removed, with the variables that
-    assign GPUs; outside of a job only those of options that the script sets.
+    SBATCH_* variables override the options in a batch script. Outside of a job, those of options that the script sets
+    are removed. Inside a job, all of them are removed, and the variables that assign GPUs.
     """
     if SlurmAllocation.from_environ(environ) is not None:
         removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)
@@ -135,7 +136,7 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
 
 
 def submit_script(text: str, environ: Mapping[str, str], directory: Path | None = None) -> str:
-    """Submit a batch script; log sbatch's warnings, return the job's id.
+    """Submit a batch script. Log sbatch's warnings. Return the job's id.
 
     A unique comment marks the job, unless the script sets a comment. If sbatch fails or prints no id, squeue is asked
     for the job with this comment: a site's wrapper may hide the id, and Slurm may accept a job after sbatch timed out.
@@ -167,7 +168,7 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
         return str(answers[0]["job_id"])
     what = f"sbatch exited with code 0, but did not print one job id: {done.stdout[-300:]!r}."
     job_id = _find_submitted(comment, queue, what, is_expected=True)
-    if job_id is None and answers:  # a site's greeting has a line of digits, and comes first
+    if job_id is None and answers:  # earlier ones may be digits in a site's greeting
         job_id = str(answers[-1]["job_id"])
     if job_id is None:
         unclear = RefusedError(what, command=command, returncode=0, stderr=done.stderr)
@@ -183,9 +184,9 @@ def _is_refusal(error: RefusedError) -> bool:
 
 
 def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_expected: bool) -> str | None:
-    """Return the id of the job with this comment, and log it; None if squeue does not show one within 10 s.
+    """Return the id of the job with this comment, and log it. Return None if squeue does not show one within 10 s.
 
-    `what` is why the id is unknown. If no job is expected, squeue is asked once.
+    `what` says why the id is unknown. If no job is expected, squeue is queried only once.
     """
     deadline = time.monotonic() + _FIND_SECONDS
     while comment and (left := deadline - time.monotonic()) > 0:
@@ -239,7 +240,12 @@ def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
 def _run(
     command: tuple[str, ...], text: str, environ: Mapping[str, str], directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program; raise RefusedError if it fails or times out, LaunchError if it cannot be started."""
+    """Run a program.
+
+    Raises:
+        RefusedError: The program failed or timed out.
+        LaunchError: The program cannot be started.
+    """
     try:
         return run_program(command, _TIMEOUT_SECONDS, environ=environ, text=text, directory=directory)
     except LaunchError as error:
@@ -255,7 +261,7 @@ def _run(
 
 
 def make_output_directory(spec: BatchSpec) -> None:
-    """Create the directory of --output: without it the job fails without a message.
+    """Create the directory of --output, because without the directory the job fails without a message.
 
     Raises:
         RunDirectoryError: The directory cannot be created.
