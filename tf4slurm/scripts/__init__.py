@@ -1,1 +1,1 @@
-"""What a running script may call, and its connection to its agent."""
+"""Functions that a running script may call, and the connection of the script to its agent."""

@@ -38,7 +38,7 @@ _channel_process = 0
 
 
 def find_script_channel() -> ScriptChannel | None:
-    """Return this process's channel to its agent; None without an agent. A forked process gets a channel of its own."""
+    """Return this process's channel to its agent, or None without an agent. A forked process gets its own channel."""
     global _channel, _channel_process
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
@@ -66,7 +66,7 @@ class CompletionSignal:
     """Reports once that this process is done or has failed. A failure that follows "done" is reported, too."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
-        """Send nothing yet; `send(has_failed)` is called later."""
+        """Store the function `send(has_failed)`, which sends the signal."""
         self._send = send
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -97,7 +97,7 @@ class ScriptChannel:
     """A process's connection to the agent, with the last `state` sent and the last `desired` state received."""
 
     def __init__(self, name: str, *, is_helper: bool = False) -> None:
-        """Connect to the agent, or raise OSError."""
+        """Connect to the agent. Raise OSError if that fails."""
         self.desired = DesiredState()
         self.state = ScriptState(is_helper=is_helper)
         self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
@@ -105,7 +105,7 @@ class ScriptChannel:
         self._loss = "The agent of this process has exited."
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(to_socket_address(name))
-        self._socket.sendall(encode(self.state) + b"\n")  # the completion signal of a helper waits for this process
+        self._socket.sendall(encode(self.state) + b"\n")  # a helper's completion signal waits for this process
         self._process = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_fork)
         self._sent_at = 0.0
@@ -117,9 +117,9 @@ class ScriptChannel:
         threading.Thread(target=self._receive, name="tf4slurm-script-channel", daemon=True).start()
 
     def send(self, **changes: object) -> None:
-        """Change fields of `state` and send it now, after the reports that have not been sent.
+        """Change fields of `state`. Send the reports that were not sent yet, and then `state`.
 
-        In a fork this does nothing: the state is that of the parent process.
+        In a fork this does nothing, because the state is that of the parent process.
         """
         if os.getpid() != self._process:
             return
@@ -138,7 +138,7 @@ class ScriptChannel:
                 self.is_open = False  # the receiving thread wakes the waiting threads
 
     def report(self, step: int | None, metrics: Mapping[str, float]) -> None:
-        """Send a report and the state after it; reports of the same 0.2 s are sent together."""
+        """Send a report and the state after it. Reports of the same 0.2 s are sent together."""
         with self._changed:
             self._reports.append(StepMetrics(step, round(time.time(), 3), metrics=metrics))
             if self._delayed is not None:
@@ -152,10 +152,10 @@ class ScriptChannel:
             self.send()
 
     def send_shards(self, token: str, request: ShardRequest | None) -> None:
-        """Replace the request for shards with this token; None removes it.
+        """Replace the request for shards that has this token. None removes the request.
 
         Raises:
-            DataShardsError: The message is too long; nothing was sent.
+            DataShardsError: The message is too long. Nothing was sent.
         """
         with self._changed:
             others = tuple(other for other in self.state.shards if other.token != token)
@@ -169,7 +169,7 @@ class ScriptChannel:
             self.send(shards=shards)
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait until the condition on `desired` is true; return whether it became true before the timeout.
+        """Wait until the condition on `desired` is true. Return whether it became true before the timeout.
 
         Time in which this process or its job was suspended does not count.
 
@@ -191,13 +191,13 @@ class ScriptChannel:
             return True
 
     def lose(self, why: str) -> None:
-        """Count the agent as lost, with the reason as a sentence; end all waits."""
+        """Count the agent as lost, and end all waits with an error. `why` is the reason, as a sentence."""
         with self._changed:
             self.is_open, self._loss = False, why
             self._changed.notify_all()
 
     def add_stop_callback(self, save: Callable[[], object]) -> None:
-        """Call `save` in a new thread when the job is asked to stop, or at once if it already was."""
+        """Call `save` in a new thread when the job is asked to stop, or at once if the request was earlier."""
         with self._changed:
             self._callbacks.append(save)
         self._save_if_stopping()
@@ -213,7 +213,7 @@ class ScriptChannel:
                 _forward_signals(numbers, self)
 
     def _close_in_fork(self) -> None:
-        """Close the copy of the socket, with which the agent would not notice the end of the parent process."""
+        """Close the copy of the socket, because a copy hides the end of the parent process from the agent."""
         self.is_open = False
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())

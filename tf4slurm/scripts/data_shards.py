@@ -23,9 +23,9 @@ from tf4slurm.system.typed_json import from_exact_json
 
 _MAX_NAME_CHARACTERS = 100
 _POSITION_SECONDS = 60.0
-_LEASE_SECONDS = 2.0  # an exchange a second of each of 1,000 tasks costs the launcher 0.36 core
+_LEASE_SECONDS = 2.0  # one exchange per second with each of 1,000 tasks costs the launcher 0.36 core
 _MAX_LEASED = 8
-_names: set[tuple[int, str]] = set()  # (process, name)
+_names: set[tuple[int, str]] = set()  # (process id, name of shards)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Shard:
     """A part of the data: some files or some rows.
 
     Attributes:
-        number: Number of the shard, from 0 through all epochs.
+        number: Number of the shard, counted from 0 through all epochs.
         epoch: Number of the epoch, from 0.
         files: Paths of the files; empty if the data are rows.
         rows: Numbers of the rows; empty if the data are files.
@@ -58,26 +58,28 @@ def data_shards(
         for shard in tf4slurm.data_shards(paths, epochs=3):
             train(shard.files)
 
-    A `for` loop leases as many shards together as the process finished in 2 s so far, from 1 to 8; shards that take
-    2 s or longer are leased one by one. When none of these is left, the loop reports them done and leases the next
-    ones. A fast process gets more shards than a slow one. The shards of a lost process go to others, so that each row
-    is seen at least once, and a second time only if its shard was leased to the lost process. That includes finished
-    shards that the loop had not yet reported. Iteration ends when all shards of all processes are done, or when the job
-    was asked to stop. A process that has no shard left waits, because a shard leased elsewhere may come back. Without
-    an agent this process gets all shards.
+    A `for` loop leases several shards together: as many as the process finishes in about 2 s, from 1 to 8. When all of
+    them are finished, the loop reports them done and leases the next ones. A fast process gets more shards than a slow
+    one.
+
+    The shards of a lost process go to other processes, so each row is seen at least once. A row is seen again only if
+    its shard was leased to the lost process. That includes finished shards that the loop had not yet reported.
+
+    Iteration ends when all shards of all processes are done, or when the job was asked to stop. A process that has no
+    shard left waits, because a shard leased elsewhere may come back. Without an agent this process gets all shards.
 
     All processes give the same data, in any order of files. Shards are leased in order, epoch after epoch. The first
-    shards of an epoch may be leased while the last ones of the epoch before are still in hand.
+    shards of an epoch may be leased before the last ones of the previous epoch are done.
 
     Args:
         data: Paths of files, a number of rows, or a range of rows.
         epochs: Number of passes through the data.
         shard_size: Files or rows of a shard (default: 1 file; required for rows).
-        name: Name of these shards in the job, at most 100 characters; other data need another name.
+        name: Name of these shards in the job, at most 100 characters. Other data need another name.
         position: The result of `DataShards.position`, from which to continue.
 
     Raises:
-        ValueError, TypeError: An argument is invalid; nothing was done.
+        ValueError, TypeError: An argument is invalid. Nothing was done.
     """
     epochs = _check("epochs", epochs)
     items: range | list[str]
@@ -112,7 +114,7 @@ class _SavedPosition:
 
 
 class DataShards(Iterator[Shard]):
-    """The shards of this process, for one thread; see `data_shards`. A forked process leases shards of its own."""
+    """The shards of this process, for use by one thread. A forked process leases its own shards. See `data_shards`."""
 
     def __init__(
         self, items: range | list[str], epochs: int, shard_size: int, name: str, position: Mapping[str, Any] | None
@@ -126,15 +128,16 @@ class DataShards(Iterator[Shard]):
         self._channel: ScriptChannel | None = None
         self._leases: ShardLeases | None = None  # without an agent
         self._in_hand: set[int] = set()
-        self._again: set[int] = set()  # of these, those that a `for` loop has still to repeat
-        self._done: set[int] = set()  # the launcher has not yet confirmed them
-        self._finished, self._leased_at = 0, 0.0  # shards finished since the loop last leased some, at this time
+        self._again: set[int] = set()  # shards in hand that a `for` loop has still to repeat
+        self._done: set[int] = set()  # finished shards that the launcher has not yet confirmed
+        self._leased_at = 0.0  # when the loop last leased shards
+        self._finished = 0  # number of shards finished since then
         self._process = 0
         if position is not None:
             self.restore(position)
 
     def __iter__(self) -> DataShards:
-        """Begin a `for` loop. It repeats the shards in hand of an earlier loop that ended with an error or `break`."""
+        """Begin a `for` loop. It repeats the shards that an earlier loop left in hand by an error or `break`."""
         self._begin()
         self._again = set(self._in_hand)
         return self
@@ -151,25 +154,26 @@ class DataShards(Iterator[Shard]):
             return self._take_free()
         shard = self.take(0 if self.is_stopped else self._count_ahead())
         self._finished, self._leased_at = 0, time.monotonic()
-        # so that `position` leases none ahead: the loop leases the next ones, at the speed that it measures then
+        # `position` sends the request too, and must not lease shards ahead: when the loop leases the next ones, it
+        # decides how many.
         self._request = dataclasses.replace(self._request, capacity=min(self._request.capacity, 1))
         if shard is None:
             raise StopIteration
         return shard
 
     def take(self, capacity: int = 1, *, wait: bool = True) -> Shard | None:
-        """Return one more shard; None if there is none now or no more.
+        """Return one more shard. Return None if no shard is available.
 
-        There is none now if `capacity` shards are `in_hand` already. There are no more if `is_over` or `is_stopped`.
+        No shard is available while `capacity` shards are `in_hand`, and after `is_over` or `is_stopped` became true.
 
         Args:
             capacity: The number of shards that this process wants in hand, at most 1,000. The launcher leases them
                 ahead, so that later calls return at once.
-            wait: Wait for a shard (default). Else return None if the launcher has not leased one yet. Do not wait with
-                a shard in hand: it may be the last one.
+            wait: Wait for a shard (default). With False, return None if the launcher has not leased one yet. Do not
+                wait with a shard in hand: if it is the last one, the wait never ends.
 
         Raises:
-            DataShardsError: Another task has other data, or the position is one of other data.
+            DataShardsError: Another task has other data, or the position belongs to other data.
             RendezvousConnectionError: The agent has exited.
         """
         self._exchange(capacity=capacity)
@@ -178,20 +182,20 @@ class DataShards(Iterator[Shard]):
         if wait:
             self._wait_until(lambda: bool(self._free() or self._grant.is_over or self.is_stopped), None)
         if self._sent is not None and self._sent.start is not None and self._request.start is None:
-            self._exchange()  # without the start, so that later messages are short
+            self._exchange()  # without the start position, so that later messages are short
         if self._grant.is_over and self._channel is not None and self._sent is not None:
             self._channel.send_shards(self._request.token, None)
         return None if self.is_stopped or not self._free() else self._take_free()
 
     @property
     def in_hand(self) -> tuple[Shard, ...]:
-        """The shards that this process has taken and has not reported done, in their order."""
+        """The shards that this process has taken and has not reported done, sorted by number."""
         self._begin()
         return tuple(map(self._shard, sorted(self._in_hand)))
 
     @property
     def is_over(self) -> bool:
-        """Whether all shards of all processes are done, by the launcher's last answer."""
+        """Whether all shards of all processes are done, according to the launcher's last answer."""
         return self._grant.is_over
 
     @property
@@ -200,10 +204,11 @@ class DataShards(Iterator[Shard]):
         return self._channel is not None and bool(self._channel.desired.stop_reason)
 
     def done(self, *shards: Shard) -> None:
-        """Report these shards done, or without arguments all in hand; sent with the next `take` or `position`.
+        """Report these shards done. Without arguments, report all shards in hand.
 
-        In a `for` loop, call it before a save within the loop; the loop itself reports its shards when it leases the
-        next ones. A shard that you have trained before a `break` is done only if you call this; `position` sends it.
+        The next `take` or `position` sends the report. A `for` loop reports its shards itself, when it leases the next
+        ones. Call this function before a save within the loop. Call it also before a `break`, if the shard in hand is
+        trained. Otherwise the shard is repeated.
         """
         self._finish({shard.number for shard in shards} if shards else self._in_hand)
 
@@ -215,11 +220,12 @@ class DataShards(Iterator[Shard]):
         self._finished += len(numbers)
 
     def position(self) -> dict[str, Any]:
-        """Return the position of all processes, for `restore` or JSON. Shards in hand count as not done.
+        """Return the position of all processes as JSON values, for `restore`.
 
-        So do finished shards that other processes have not yet reported, at most 8 each in a `for` loop.
+        Two kinds of shard are repeated after a restore: those in hand, and finished ones that other processes have not
+        yet reported (at most 8 in each process with a `for` loop).
 
-        Read it before the variables are saved, so that each shard that counts as done is in the variables.
+        Read the position before the variables are saved, so that each shard that counts as done is in the variables.
 
         Raises:
             DataShardsError, RendezvousConnectionError: As for `take`, or the launcher did not answer in time.
@@ -235,12 +241,12 @@ class DataShards(Iterator[Shard]):
     def restore(self, position: Mapping[str, Any]) -> None:
         """Continue from the result of `position`. Call this before the first shard is taken.
 
-        If several processes take shards, all give the position, or they wait at a barrier until one has given it and
-        has taken a shard. The position of the first process in an attempt of the job counts. The launcher ignores that
-        of a process which starts later or again, because its own is newer.
+        If several processes take shards, all of them call this function. Or one of them calls it and takes a shard,
+        while the others wait at a barrier. In each attempt of the job, the launcher uses the first position that it
+        receives. It ignores the position of a process that starts later or again, because its own is newer.
 
         Raises:
-            ValueError: This is no position, or one of other data, or shards were taken already.
+            ValueError: This is no position, or it belongs to other data, or shards were taken already.
         """
         if self._sent is not None:
             raise ValueError("A position can be restored only before the first shard is taken.")
@@ -269,7 +275,7 @@ class DataShards(Iterator[Shard]):
         return self._shard(number)
 
     def _count_ahead(self) -> int:
-        """Return how many shards the loop leases together, from its speed since it last leased some."""
+        """Return how many shards the loop leases together: as many as it finishes in 2 s, from 1 to 8."""
         seconds = max(time.monotonic() - self._leased_at, 0.001)
         return min(max(round(self._finished * _LEASE_SECONDS / seconds), 1), _MAX_LEASED)
 

@@ -1,4 +1,4 @@
-"""Functions for a running script. Without an agent, `report`, `should_stop` and `on_stop` have no effect."""
+"""Functions that a running script may call. Without an agent, `report`, `should_stop` and `on_stop` have no effect."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _T = TypeVar("_T")
 
 
 def report(*, step: int | None = None, **metrics: float) -> None:
-    """Report the training step, and metrics such as loss=0.2, to the job. Cheap enough for every step (about 10 µs).
+    """Report the training step, and metrics such as loss=0.2, to the job. A call takes about 10 µs.
 
-    The run directory and the report contain every value; beyond many thousand, the last, lowest and highest of each
-    group of neighbours. The job keeps at most 100 metrics per task, with names of at most 100 characters; others, and
-    values that are not numbers, are dropped with one RuntimeWarning, even without an agent. This function never raises.
-    With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts another attempt if no task reports a new step
-    in time.
+    The run directory and the job's report contain every value. Of many thousand values, they contain the last, lowest
+    and highest of each group of neighbours. The job keeps at most 100 metrics per task, with names of at most 100
+    characters. Other metrics, and values that are not numbers, are dropped with one RuntimeWarning, even without an
+    agent. This function never raises an exception. With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts
+    another attempt if no task reports a new step in time.
     """
     found, numbers, complaints = _check_report(step, metrics)
     for subject, text in complaints.items():
@@ -46,12 +46,12 @@ def report(*, step: int | None = None, **metrics: float) -> None:
 
 
 def should_stop() -> bool:
-    """Return whether the job was asked to stop; if so, save and exit. Call this function at every step.
+    """Return whether the job was asked to stop. If so, save and exit. Call this function at every step.
 
-    The job has its grace period to save (`tf4slurm run --grace-period`). After the first call in the main thread,
-    SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 no longer terminate this process but stop the job, except signals that the
-    process handles, or ignores as ps and workers under a chief do. They still terminate a forked process, such as one
-    of multiprocessing, unless it calls this function too.
+    The script has the grace period of the job to save (`tf4slurm run --grace-period`). After the first call in the main
+    thread, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 stop the job, and no longer terminate this process. That excludes
+    signals that the process handles or ignores; a ps, and a worker under a chief, ignore them. The signals still
+    terminate a forked process, such as one of multiprocessing, unless that process calls this function too.
     """
     channel = find_script_channel()
     if channel is None:
@@ -61,10 +61,11 @@ def should_stop() -> bool:
 
 
 def on_stop(save: Callable[[], object]) -> None:
-    """Call `save()` in a new thread when the job is asked to stop, or at once if it already was.
+    """Call `save()` in a new thread when the job is asked to stop, or at once if the request was earlier.
 
-    The job ends when the callbacks of all tasks that it waits for have returned, so setting a flag is not enough. A
-    task with several processes has saved when each process that calls `should_stop` or `on_stop` has saved or ended.
+    The job ends when the callbacks of all tasks that it waits for have returned, so `save` must do more than set a
+    flag. A task with several processes has saved when each process that calls `should_stop` or `on_stop` has saved or
+    ended.
     Signals are handled as after `should_stop`.
     """
     channel = find_script_channel()
@@ -80,7 +81,7 @@ def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] =
     one after another, in the order of the calls. A name may be used again after all tasks have passed.
 
     Args:
-        name: Name of the barrier, with the names of the roles at most 1,000 characters.
+        name: Name of the barrier. This name and those of the roles have at most 1,000 characters together.
         timeout_seconds: Timeout in seconds for the other tasks (default 300).
         roles: Roles of the waiting tasks, such as ("worker",).
 
@@ -151,7 +152,11 @@ def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) ->
 
 
 def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]:
-    """Return the files sorted by name, for `count` workers; raise ValueError as `share_of`."""
+    """Return the files sorted by name, for `count` workers.
+
+    Raises:
+        ValueError: A file is named twice, or there are fewer files than workers.
+    """
     names = sorted(os.fspath(file) for file in files)
     for one, other in itertools.pairwise(names):
         if one == other:
@@ -165,7 +170,7 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 
 
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, dict[str, float], dict[str, str]]:
-    """Return the step, the metrics, and the text of a warning for each dropped value."""
+    """Return the step, the metrics, and the text of a warning for each value that is dropped."""
     complaints: dict[str, str] = {}
     short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:MAX_METRICS]
     if len(short) < len(metrics):
@@ -179,7 +184,7 @@ def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, di
 
 
 def _convert(name: str, value: Any, convert: Callable[[Any], _T], complaints: dict[str, str]) -> _T | None:
-    """Return the number, or None after adding a complaint, so that no error ends the training."""
+    """Return the number. If there is none, add a complaint and return None, so that no error ends the training."""
     try:
         return convert(value)
     except Exception:
