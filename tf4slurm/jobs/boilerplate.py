@@ -11,7 +11,7 @@ import re
 # Lines start with "2025-03-10 15:55:25.474408: I tensorflow/core/util/port.cc:153] ". Since TensorFlow 2.17 some start
 # with "I0000 00:00:1795414407.579208    3272 port.cc:153] ".
 _PREFIX = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (?:[\w.-]+/)+|[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ )"
-# TensorFlow 2.21 printed the messages without a source.
+# Messages for which no source is named were printed by TensorFlow 2.21.
 _MESSAGES = (
     r"port\.cc:\d+\] oneDNN custom operations are on",
     r"cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized ",

@@ -14,7 +14,7 @@ _LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much late
 
 
 def make_visible(text: object) -> str:
-    """Return text with U+FFFD for control characters, text direction marks and unpaired surrogates."""
+    """Replace control characters, text direction marks and unpaired surrogates by U+FFFD."""
     return _INVISIBLE.sub("\ufffd", str(text))
 
 

@@ -34,7 +34,7 @@ _INSTEAD = "Or give the path of a run directory."
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A job that was started.
+    """A submitted or started job: its id, its name and the place of its files.
 
     Attributes:
         job_id: Slurm's job id; None for a local job.

@@ -124,7 +124,7 @@ class RunDirectory:
         return self.path / "control.json"
 
     def has_worker_arrays(self) -> bool:
-        """Whether workers have joined the job, or will."""
+        """Whether workers have joined the job, or will join it."""
         with contextlib.suppress(OSError):
             return FILE_NAMES[WorkerArray] in os.listdir(self.path)  # on NFS exists() may be wrong for a minute
         return False
@@ -278,7 +278,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _check_owner(path: Path) -> None:
-    """Check that the file system shows this user as owner of a new run directory. Readers skip other users' ones."""
+    """Refuse a new run directory that the file system shows as another user's, because readers would skip it."""
     if not is_owned_by(os.getuid(), path):
         owner = path.stat().st_uid
         path.rmdir()

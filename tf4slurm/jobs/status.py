@@ -22,8 +22,8 @@ from tf4slurm.slurm.commands import query_accounting, query_job, query_queue
 from tf4slurm.slurm.parsing import ENDED_STATES, QueueEntry
 
 _SLURM_SECONDS = 5.0
-_STALL_SECONDS = 60.0
-_STALL_STEPS = 10.0  # times the mean seconds per step, if longer
+_STALL_SECONDS = 60.0  # a task without a new step for this long is stalled,
+_STALL_STEPS = 10.0  # or for this many steps of mean duration, if that is longer
 _FRESH_SECONDS = 5.0
 _MOST_ENDS = 5
 _MOST_PS = 8
@@ -175,7 +175,7 @@ class JobFiles:
 
 
 class StatusReader:
-    """Reads the state of jobs repeatedly. Each read opens their files, but not each read queries Slurm's queue."""
+    """Reads the state of jobs repeatedly. Every call reads their files. Slurm's queue is queried less often."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
         """Query Slurm at most every `ask_seconds` (default 10).
@@ -219,7 +219,9 @@ class StatusReader:
 
 
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
-    """Return the state of a job with this entry in Slurm's queue. `warnings` say which answers of Slurm are missing.
+    """Return the state of a job from its files and its entry in Slurm's queue.
+
+    `entry` is None if the queue has none or Slurm did not answer. `warnings` are sentences about missing answers.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
@@ -262,7 +264,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
 
 
 def describe_variables(tasks: Sequence[TaskStatus]) -> str:
-    """Return the bytes of the variables on each ps as text, the largest first. "" stands for unknown sizes."""
+    """Return the bytes of the variables on each ps as text, the largest first, or "" if they are unknown."""
     known = [(task.variable_bytes, task.task) for task in tasks if task.variable_bytes is not None]
     known.sort(key=lambda each: -each[0])
     return format_list([f"{name} {format_bytes(num_bytes)}" for num_bytes, name in known], _MOST_PS)
@@ -300,7 +302,7 @@ def _find_state(
 
 
 def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str]) -> tuple[str, None, str]:
-    """Return the state of a Slurm job without a result, which may still run, while Slurm does not answer."""
+    """Return the state of a Slurm job that has no result and may still run, when Slurm does not answer."""
     age = files.status_age_seconds
     if age is None:
         return "UNKNOWN", None, ""
@@ -314,7 +316,7 @@ def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str
 
 
 def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
-    """Return the state and exit code of a Slurm job without a result, and a sentence about their source."""
+    """Return the final state and exit code of a Slurm job that has no result, and a sentence about their source."""
     reason = ""
     if entry is not None and ENDED_STATES.get(entry.state) == FAILED and entry.reason not in ("", "None"):
         reason = f" ({entry.explained_reason})"  # after other ends, Slurm still shows why the job was pending
