@@ -33,7 +33,11 @@ def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
 
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:
-    """Return a `DoneHook`; raise PlacementError if a number differs from the cluster spec. Deprecated."""
+    """Return a `DoneHook`. Deprecated.
+
+    Raises:
+        PlacementError: A number differs from that of the cluster spec.
+    """
     _warn("QueueManagementHook", "tf4slurm.tensorflow.legacy.hooks.DoneHook")
     current = current_server_dictionary()
     given = (len(current.ps_addresses), len(current.training_tasks))

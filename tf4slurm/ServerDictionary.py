@@ -1,5 +1,5 @@
 # ruff: noqa: N802, N803, N999
-"""The old name of `tf4slurm.server_dictionary`; kept for scripts written for tf4slurm before 0.1."""
+"""The old name of `tf4slurm.server_dictionary`, kept for scripts written for tf4slurm before 0.1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tf4slurm` is the command `tf4slurm`."""
+"""Run the command `tf4slurm` as `python -m tf4slurm`."""
 
 import sys
 

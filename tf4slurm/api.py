@@ -1,7 +1,7 @@
 """The library behind the command line: its verbs as functions that print nothing and return typed values.
 
-A job is given as Slurm's job id, its name, the path of its run directory, or a `KnownJob`; None is this user's latest
-job, and UnknownJobError is raised if there is no such job.
+A job is given as Slurm's job id, its name, the path of its run directory, or a `KnownJob`. None is this user's latest
+job. If there is no such job, UnknownJobError is raised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
 
 
 def script(spec: BatchSpec) -> str:
-    """Return the batch script that `submit` submits; this host needs no Slurm.
+    """Return the batch script that `submit` submits. This host needs no Slurm.
 
     Raises:
         OptionError: The options cannot be written as a batch script.
@@ -53,10 +53,10 @@ def script(spec: BatchSpec) -> str:
 
 
 def submit(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> KnownJob:
-    """Submit a job to Slurm; return it.
+    """Submit a job to Slurm, and return it.
 
     Args:
-        environ: Environment of the job, by default that of this process; the variables of an outer job are removed.
+        environ: Environment of the job, by default that of this process. The variables of an outer job are removed.
 
     Raises:
         OptionError: The options cannot be written as a batch script.
@@ -70,7 +70,7 @@ def submit(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> Know
 
 
 def estimate(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> str:
-    """Return Slurm's sentence about when and where a job would start; submit nothing. Raises: as `submit`."""
+    """Return Slurm's sentence about when and where a job would start. Submit nothing. Raises the errors of `submit`."""
     from tf4slurm.submission import submit as submission
 
     return submission.estimate(spec, os.environ if environ is None else environ)
@@ -83,7 +83,7 @@ def run(
     isolated: bool = False,
     on_output: Callable[[str], None] | None = None,
 ) -> JobStatus:
-    """Run a job to its end, as local processes or in the current allocation; return its last state.
+    """Run a job to its end, as local processes or in the current allocation. Return its last state.
 
     The launcher runs in a child process, because it forks and handles signals. It reads no settings, unlike `Job`.
 
@@ -93,7 +93,7 @@ def run(
         on_output: Called with each line of output, which by default is printed.
 
     Raises:
-        LaunchError: The launcher exited before it created a run directory; its output has the reason.
+        LaunchError: The launcher exited before it created a run directory. Its output has the reason.
     """
     words = ["run", "--site", "none"]  # settings would override options that equal a default
     words += [flag for flag, is_set in (("--local", local), ("--isolated", isolated)) if is_set]
@@ -107,7 +107,7 @@ def resume(
     environ: Mapping[str, str] | None = None,
     replace_process: Callable[[list[str], Path], NoReturn] | None = None,
 ) -> JobStatus:
-    """Start an ended job again with the same options in the same directory; return the new job's state.
+    """Start an ended job again with the same options in the same directory. Return the new job's state.
 
     A batch job is submitted again. A local job runs to its end in a child process.
 
@@ -152,7 +152,7 @@ def own_command(*arguments: str) -> list[str]:
 def _run_launcher(
     command: Sequence[str], directory: Path | None = None, on_output: Callable[[str], None] | None = None
 ) -> JobStatus:
-    """Run a launcher in a directory to its end; return the last state of its job."""
+    """Run a launcher in a directory to its end. Return the last state of its job."""
     stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)
     with tempfile.NamedTemporaryFile() as file:
         environ = {**os.environ, ANSWER_VARIABLE: file.name}
@@ -178,21 +178,21 @@ def grow(
     site: str | None = "none",
     **options: Any,
 ) -> str:
-    """Add workers to a running job: submit a job array of Slurm whose elements join it; return the array's id.
+    """Add workers to a running job: submit a job array of Slurm whose elements join the job. Return the array's id.
 
     A worker that joins takes part in training as soon as its TensorFlow server answers, if the chief's script calls
-    `parameter_server_strategy`; it may leave at any time, for example when it is preempted.
+    `parameter_server_strategy`. The worker may leave at any time, for example when it is preempted.
 
     Args:
         workers: Number of workers to add.
         environ: Environment of the workers, by default that of this process.
-        site: Profile of settings for the options that are not given; None for that of the settings files. By default no
-            settings are read, as by `submit`.
+        site: Profile of settings for the options that are not given. With None, the settings files name it. By default
+            no settings are read, as by `submit`.
         options: Options of the array as for `BatchSpec`: those for Slurm, such as `partition`, and for the environment.
 
     Raises:
         JobStateError: The job has ended, is a local job, runs another version of tf4slurm, or cannot use more workers.
-            If it has ended meanwhile, the array is cancelled.
+            If the job ends during this call, the array is cancelled.
         OptionError: `workers` or an option is invalid.
         SettingsError: A settings file cannot be used.
         UntrustedFileError: Another user could have written the job's files or a settings file.
@@ -212,7 +212,7 @@ def grow_script(
     site: str | None = "none",
     **options: Any,
 ) -> str:
-    """Return the batch script that `grow` submits. Raises: as `grow`."""
+    """Return the batch script that `grow` submits. Raises the errors of `grow`."""
     from tf4slurm.joining.grow import make_worker_spec
     from tf4slurm.submission.batch_script import make_script
 
@@ -221,12 +221,12 @@ def grow_script(
 
 
 def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
-    """Remove workers that `grow` added: pending ones first, then the newest; return the ids of their Slurm jobs.
+    """Remove workers that `grow` added: pending ones first, then the newest. Return the ids of their Slurm jobs.
 
     The Slurm jobs are cancelled. A worker that trains ends its running closure first, for at most 20 s.
 
     Raises:
-        JobStateError: Fewer workers were added; none is removed.
+        JobStateError: Fewer workers were added. None is removed.
         LaunchError: A request to Slurm failed.
     """
     from tf4slurm.joining import grow
@@ -235,12 +235,16 @@ def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
 
 
 def find(job: str | KnownJob | None = None) -> KnownJob:
-    """Return a job that this user has started."""
+    """Return the job with this Slurm job id, name or run directory path. By default, return this user's latest."""
     return job if isinstance(job, KnownJob) else find_job(job, os.environ)
 
 
 def status(job: str | KnownJob | None = None) -> JobStatus:
-    """Return the state of a job and its tasks; raise SchemaVersionError for files of a newer tf4slurm."""
+    """Return the state of a job and its tasks.
+
+    Raises:
+        SchemaVersionError: A newer version of tf4slurm wrote the job's files.
+    """
     return StatusReader([find(job)]).read()[0]
 
 
@@ -258,7 +262,7 @@ def watch(
     """Yield the state of jobs repeatedly, until all have ended.
 
     Args:
-        interval_seconds: Seconds between two reads of their files (default 1); Slurm is queried every 10 s.
+        interval_seconds: Seconds between two reads of their files (default 1). Slurm is queried every 10 s.
         timeout_seconds: Timeout in seconds for the end of all jobs; None for no limit.
 
     Raises:
@@ -278,7 +282,11 @@ def watch(
 
 
 def wait(job: str | KnownJob | None = None, *, timeout_seconds: float | None = None) -> JobStatus:
-    """Wait until a job has ended; return its state. Raise WaitTimeoutError if it did not end in time."""
+    """Wait until a job has ended. Return its state.
+
+    Raises:
+        WaitTimeoutError: The job did not end in time.
+    """
     *_, (last,) = watch([job], timeout_seconds=timeout_seconds)
     return last
 
@@ -320,14 +328,14 @@ def cancel(
     grace_period_seconds: float | None = None,
     on_progress: Callable[[str], None] = logger.info,
 ) -> JobStatus:
-    """Ask a job to save and stop, and kill it after its grace period; return its last state.
+    """Ask a job to save and stop, and kill it after its grace period. Return its last state.
 
-    After a kill, this function waits at most 5 s for the end; Slurm may take longer.
+    After a kill, this function waits at most 5 s for the end. Slurm may take longer.
 
     Args:
-        job: The job; nothing happens if it has ended.
-        grace_period_seconds: Seconds that the script may take to save (default: the job's own grace period plus 10); 0
-            to kill the job at once.
+        job: The job. If it has ended, nothing happens.
+        grace_period_seconds: Seconds that the script may take to save (default: the job's own grace period plus 10).
+            With 0 the job is killed at once.
         on_progress: Called with a sentence at each step.
 
     Raises:
@@ -343,8 +351,8 @@ def cancel(
     file = _read_trusted(known)
     is_pending = known.job_id is not None and (status.state == "PENDING" or not known.run_directories)
     requests: list[tuple[signal.Signals, float]] = []
-    if grace_period_seconds == 0 and known.job_id is None:
-        requests = [(signal.SIGINT, _CANCEL_POLL_SECONDS), (signal.SIGINT, _KILL_SECONDS)]  # two: no grace period
+    if grace_period_seconds == 0 and known.job_id is None:  # the second SIGINT skips the grace period
+        requests = [(signal.SIGINT, _CANCEL_POLL_SECONDS), (signal.SIGINT, _KILL_SECONDS)]
     elif grace_period_seconds != 0 and not is_pending:
         seconds = grace_period_seconds or file.grace_period_seconds + _CANCEL_MARGIN_SECONDS
         requests = [(signal.SIGTERM, seconds)]
@@ -362,7 +370,7 @@ def cancel(
 
 
 def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
-    """Wait at most `seconds` for the end of a job; return its state."""
+    """Wait at most `seconds` for the end of a job. Return its state."""
     reader, deadline = StatusReader([known], ask_seconds=_SLURM_SECONDS), time.monotonic() + seconds
     while True:
         (status,) = reader.read()
@@ -372,7 +380,7 @@ def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
 
 
 def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
-    """Ask a job to stop (SIGTERM; SIGINT for a local job), or end it at once (SIGKILL)."""
+    """Send a stop request to a job (SIGTERM, or SIGINT to a local job), or kill it at once (SIGKILL)."""
     if known.job_id is not None:
         if number == signal.SIGTERM:
             with contextlib.suppress(LaunchError):  # not a batch job: with salloc, Slurm did not start the launcher
@@ -397,7 +405,7 @@ def make_report(
     *,
     compare_with: str | KnownJob | None = None,
 ) -> Path:
-    """Write the report of a job, running or ended; return its path.
+    """Write the report of a running or ended job. Return its path.
 
     Args:
         path: Output file, by default report.html in the run directory, or comparison.html. A .svg or .png file is a
@@ -420,7 +428,7 @@ def render_report(
     *,
     compare_with: str | KnownJob | None = None,
 ) -> bytes:
-    """Return the content of a report file; see `make_report`."""
+    """Return the content of a report file. See `make_report`."""
     from tf4slurm.reports.comparison import make_comparison
     from tf4slurm.reports.picture import make_picture
     from tf4slurm.reports.report import make_report as make_html

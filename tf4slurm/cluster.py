@@ -1,4 +1,4 @@
-"""`Task`, `Address`, `Member` and `Cluster`; the cluster spec, TF_CONFIG and placeholders such as {ps_hosts}."""
+"""The tasks and addresses of a cluster, its cluster spec and TF_CONFIG, and placeholders such as {ps_hosts}."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 _ROLES_WITH_HOSTS = ("ps", "worker", "chief")
 PLACEHOLDERS = (*(f"{role}_hosts" for role in _ROLES_WITH_HOSTS), "job_name", "task_type", "task_index")
 _IN_BRACES = re.compile(r"\{(\w+)\}")
-_NO_ADDRESS = "0:0"  # of a worker that has joined and left; short, because TF_CONFIG lists all that ever joined
+_NO_ADDRESS = "0:0"  # for a joined worker that has left: short, because TF_CONFIG lists all that ever joined
 _LEAST_SIMILARITY = 0.8  # finds {worker_host} and {task_id}, but not {name}
 
 
 class Task(NamedTuple):
-    """The type of a task and its 0-based index within the type; printed as "worker/0"."""
+    """The type of a task and its 0-based index within the type. It is printed as "worker/0"."""
 
     task_type: str
     task_index: int
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 
 class Address(NamedTuple):
-    """A host and a port; printed as "10.1.0.4:40123", with brackets around an IPv6 host."""
+    """A host and a port. It is printed as "10.1.0.4:40123", with brackets around an IPv6 host."""
 
     host: str
     port: int
@@ -43,7 +43,11 @@ class Address(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Address:
-        """Parse "host:port" or "[ipv6]:port"; raise ValueError if the host or the port is missing or invalid."""
+        """Parse "host:port" or "[ipv6]:port".
+
+        Raises:
+            ValueError: The host or the port is missing or invalid.
+        """
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -61,18 +65,18 @@ class Member(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the task is lost. It keeps its entry, with port 0."""
+        """Whether the task is lost. A lost task keeps its entry, with port 0."""
         return self.address.port == 0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """All tasks of one attempt, in rank order. The ranks of workers that have joined and left are missing."""
+    """All tasks of one attempt, in rank order. Joined workers that have left are missing, so ranks may have gaps."""
 
     members: tuple[Member, ...]
 
     def find(self, rank: int) -> Member | None:
-        """Return the member of this rank; None if there is none."""
+        """Return the member of this rank, or None if no member has this rank."""
         index = bisect.bisect_left(self.members, rank, key=lambda member: member.rank)
         found = self.members[index] if index < len(self.members) else None
         return found if found is not None and found.rank == rank else None
@@ -97,7 +101,7 @@ class Cluster:
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
-        """Return {role: ["host:port", …]} of the tf.data service."""
+        """Return the addresses of the tf.data service as {role: ["host:port", …]}."""
         return self._addresses(lambda role: role.is_server and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:
@@ -123,7 +127,7 @@ def format_tasks(tasks: Iterable[object]) -> str:
 
 
 def fill_in(command: Sequence[str], cluster_spec: Mapping[str, Sequence[str]], task: Task) -> tuple[str, ...]:
-    """Replace the placeholders by the values for one task, such as "host:port,host:port". Other braces are kept."""
+    """Return the command with the values of one task in place of the placeholders. Other braces are kept."""
     values = {f"{role}_hosts": ",".join(cluster_spec.get(role, ())) for role in _ROLES_WITH_HOSTS}
     values.update(job_name=task.task_type, task_type=task.task_type, task_index=str(task.task_index))
     return tuple(_IN_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in command)

@@ -64,12 +64,12 @@ class Job:
 
     @_takes_options_of(_JobOptions)
     def __init__(self, command: str | Sequence[str], **options: Any) -> None:
-        """Check the options; start nothing.
+        """Check the options. Nothing is started.
 
         Args:
             command: Command of each task: a list of words, or a line in the shell's syntax.
             OPTIONS
-            site: Profile of the cluster; "none" to read no settings.
+            site: Profile of the cluster, or "none" to read no settings.
 
         Raises:
             OptionError: An option is unknown or invalid, or two options exclude each other.
@@ -82,7 +82,7 @@ class Job:
 
     @classmethod
     def find(cls, job: str | None = None) -> Job:
-        """Return an existing job by its Slurm job id, its name or its run directory; by default the latest.
+        """Return an existing job by its Slurm job id, its name or its run directory. By default, return the latest.
 
         Raises:
             UnknownJobError: There is no such job.
@@ -92,7 +92,7 @@ class Job:
         return found
 
     def script(self) -> str:
-        """Return the batch script; this host needs no Slurm.
+        """Return the batch script. This host needs no Slurm.
 
         Raises:
             OptionError, PlacementError: Options and settings contradict each other, or `workers` is missing.
@@ -101,12 +101,12 @@ class Job:
         return api.script(self._spec())
 
     def submit(self) -> Job:
-        """Submit the job to Slurm; return this object. Raises: as `script` and `tf4slurm.submit`."""
+        """Submit the job to Slurm. Return this object. Raises the errors of `script` and `tf4slurm.submit`."""
         self._known = api.submit(self._spec())
         return self
 
     def run(self, *, local: bool = False, isolated: bool = False, quiet: bool = False) -> int:
-        """Run the job to its end as `tf4slurm.run`, without its options for sbatch; return its exit code.
+        """Run the job to its end like `tf4slurm.run`, without its options for sbatch. Return its exit code.
 
         Args:
             quiet: Print the output only after the job has failed, not as it appears. `logs` returns it in any case.
@@ -137,9 +137,9 @@ class Job:
         return api.status(self._started())
 
     def wait(self, timeout_seconds: float | None = None) -> int:
-        """Wait for the job's end with a progress bar; return its exit code. Ctrl-C ends the wait, not the job.
+        """Wait for the job's end with a progress bar. Return its exit code.
 
-        In a notebook without the package ipywidgets, lines of text replace the bar.
+        Ctrl-C ends the wait, not the job. In a notebook without the package ipywidgets, lines of text replace the bar.
 
         Raises:
             WaitTimeoutError: The job did not end in time.
@@ -162,19 +162,19 @@ class Job:
         return "".join(f"{line.task} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
 
     def cancel(self, grace_period_seconds: float | None = None) -> None:
-        """Ask the job to save and stop, and kill it after its grace period; see `tf4slurm.cancel`."""
+        """Ask the job to save and stop, and kill it after its grace period. See `tf4slurm.cancel`."""
         api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
 
     def grow(self, workers: int, **options: Any) -> str:
-        """Add workers to this running job; return the id of their job array. See `tf4slurm.grow`."""
+        """Add workers to this running job. Return the id of their job array. See `tf4slurm.grow`."""
         return api.grow(self._started(), workers, **{SITE: self._site, **options})
 
     def shrink(self, workers: int) -> tuple[str, ...]:
-        """Remove workers that `grow` has added; return the ids of their jobs. See `tf4slurm.shrink`."""
+        """Remove workers that `grow` has added. Return the ids of their jobs. See `tf4slurm.shrink`."""
         return api.shrink(self._started(), workers)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Write the job's report; return its path. See `tf4slurm.make_report`."""
+        """Write the job's report. Return its path. See `tf4slurm.make_report`."""
         return api.make_report(self._started(), path)
 
     def plot(self) -> Picture:
@@ -243,7 +243,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 class _Lines:
-    """Prints a text if it has changed, at most every 5 s, and at the end the last one."""
+    """Prints the latest text at most every 5 s and at the end, if it has changed."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""

@@ -16,10 +16,10 @@ SPREAD = "spread"
 
 
 def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequence[str]) -> tuple[Task, ...]:
-    """Assign a task to every rank; return the tasks in rank order.
+    """Assign a task to every rank. Return the tasks in rank order.
 
     Args:
-        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}; one task for each rank.
+        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}. The sum is that of the ranks.
         placement: "pack" assigns the roles to the ranks in the order of `TASK_TYPES`. "spread" first distributes the
             ps evenly over the nodes, beginning with the node that has most free ranks, then packs the rest. A list,
             such as "ps,worker,worker,chief", contains the role of each rank.
@@ -79,10 +79,10 @@ def _spread(counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> list[str
 
 
 def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict[str, int]:
-    """Return the number of tasks of each role; check their sum against the number of tasks that Slurm provides.
+    """Return the number of tasks of each role. Check their sum against the number of tasks that Slurm provides.
 
     Args:
-        counts: Number of tasks of each role; None for the workers means all remaining tasks of `available`.
+        counts: Number of tasks of each role. None for the workers means all remaining tasks of `available`.
         available: Number of tasks of the allocation or step; None outside Slurm.
 
     Raises:
@@ -111,5 +111,5 @@ def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict
 
 
 def sum_text(counts: Mapping[str, int]) -> str:
-    """Return "1 chief + 1 ps + 2 worker"."""
+    """Return the numbers of tasks as text, such as "1 chief + 1 ps + 2 worker"."""
     return " + ".join(f"{counts[role]} {role}" for role in TASK_TYPES if counts.get(role))

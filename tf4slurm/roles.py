@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Role:
-    """The properties of one role. `control/rules.py` has what follows its exit or loss, by `name`.
+    """The properties of one role. The tables in `control/rules.py` say what follows its exit or loss, by `name`.
 
     Attributes:
         name: The role in the tables of rules: the task type, or "leading worker", "joined worker", "data server".
         runs_script: The child runs the user's command.
         trains: The task takes part in training, and needs the ps for it.
-        is_waited_for: The job is done only when every task of this role has finished, or is given up.
+        is_waited_for: The job is done only when every task of this role has finished or is given up.
         is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
         is_server: The task only serves other tasks, and may exit when they no longer need it.
         is_in_cluster: The task has an entry in TensorFlow's cluster spec.
-        sees_gpus: The task's GPUs are visible to the child; else they are hidden.
+        sees_gpus: The task's GPUs are visible to the child. Otherwise they are hidden.
         program: The program of tf4slurm that the child runs in place of the user's command.
         is_spare: The task runs nothing until it takes the place of a lost task.
         has_joined: The task has joined the running job, and may leave at any time without harm.
@@ -39,7 +39,7 @@ class Role:
 
     @property
     def is_leader(self) -> bool:
-        """Whether training ends with this task: the chief, or without one each worker."""
+        """Whether training ends with this task. That is the chief or, in a job without a chief, each worker."""
         return self.trains and self.is_waited_for
 
 
@@ -69,12 +69,12 @@ SCRIPT_TASK_TYPES = tuple(task_type for task_type, role in _ROLES.items() if rol
 
 
 def can_grow(counts: Mapping[str, int]) -> bool:
-    """Whether workers can join a running job with these roles: a chief gives them work, and variables are on ps."""
+    """Return whether workers can join a running job with these roles: they need a chief and ps."""
     return bool(counts.get("chief") and counts.get("ps"))
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:
-    """Return the properties of a role; those of a worker depend on whether the job has a chief."""
+    """Return the properties of a role. Those of a worker depend on whether the job has a chief."""
     if task_type == "worker" and not has_chief:
         return LEADING_WORKER
     return _ROLES[task_type]

@@ -42,7 +42,7 @@ _current: list[ServerDictionary] = []
 
 
 class ServerDictionary(NamedTuple):
-    """The cluster spec and this process's task in it; unpacks as (cluster, task_type, task_index)."""
+    """The cluster spec and this process's task in it. It unpacks as (cluster, task_type, task_index)."""
 
     cluster: dict[str, list[str]]
     task_type: str
@@ -62,7 +62,7 @@ class ServerDictionary(NamedTuple):
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """All tasks of the cluster spec except the ps, the chief first; the order is the same in all processes."""
+        """All tasks of the cluster spec except the ps, the chief first. The order is the same in all processes."""
         roles = sorted(set(self.cluster) - {"ps"})
         return tuple(Task(role, index) for role in roles for index in range(len(self.cluster[role])))
 
@@ -87,19 +87,20 @@ def get_server_dictionary(
 ) -> ServerDictionary:
     """Return the cluster spec of this process's Slurm step, which is the same in all tasks of the step.
 
-    Under an agent this is the launcher's cluster spec, from TF_CONFIG. Under plain srun the tasks form the cluster:
-    each task starts a sidecar process, which holds the task's port, and rank 0's sidecar runs the control service. The
-    function sets TF_GRPC_REUSE_PORT, so that TensorFlow's server can listen on the held port, and no_proxy if the
-    environment sets a proxy.
+    If an agent started the process, this is the launcher's cluster spec, from TF_CONFIG. Under plain srun the tasks
+    form the cluster. Each task starts a sidecar process, which holds the task's port. The sidecar of rank 0 runs the
+    control service. The function sets TF_GRPC_REUSE_PORT, so that TensorFlow's server can listen on the held port. It
+    sets no_proxy if the environment sets a proxy.
 
     Args:
-        tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order; or the number of tasks of
+        tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order. Or the number of tasks of
             each role, such as {"ps": 1, "worker": 3}.
         infiniband: The same as interface="infiniband".
         interface: Which address to use, as in the option "--interface": a name, glob, network, "infiniband",
             "fastest", host name pattern or list. Default: the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
-            Default: the tasks use ports that Slurm reserves, or else any free port; the control service any free port.
+            Default: the tasks use ports that Slurm reserves, or else any free port. The control service uses any free
+            port.
         placement: With a number of tasks of each role: "pack" (default, rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: Timeout in seconds for all tasks to register (default 300).
         directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
@@ -107,11 +108,11 @@ def get_server_dictionary(
             checked, and no task is awaited. `interface` can then be a host name pattern only, by default Slurm's node
             name. In rank order, the tasks of a node get the first of `ports`, or of the ports that Slurm reserves.
         ps_exit_seconds: Under plain srun, a ps that still runs this long after the end of training is ended with exit
-            code 0 (default 10), as is a worker in `server.join()` after the end of the chief; None ends none. Training
-            ends when the chief, or without one every worker, has ended. A ps that calls `tf4slurm.shutdown` is not
-            ended.
+            code 0 (default 10). So is a worker that is in `server.join()` after the end of the chief. None ends no
+            task. Training ends when the chief has ended or, in a job without a chief, when all workers have ended. A ps
+            that calls `tf4slurm.shutdown` is not ended.
         cancel_on_loss: Under plain srun, end the step when a ps, or the sidecar of rank 0, is lost before training is
-            over (default); False for scripts that continue without them.
+            over (default). Give False for scripts that continue without them.
 
     Returns:
         The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, the role and index.
@@ -121,7 +122,7 @@ def get_server_dictionary(
         PlacementError: The numbers of roles and tasks differ, or with `exchange=False` there are too few ports.
         LayoutError: With `exchange=False`, the environment does not determine the node of each rank.
         RendezvousTimeoutError: Some tasks, which the message names, did not register in time.
-        RendezvousError: The cluster did not form; the message has the reason.
+        RendezvousError: The cluster did not form. The message has the reason.
     """
     counts = count_roles(tasks)
     launched = launched_server_dictionary()
@@ -160,7 +161,11 @@ def get_server_dictionary(
 
 
 def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of tasks of each role that a script can have; raise PlacementError for another role."""
+    """Return the number of tasks of each role that a script can have.
+
+    Raises:
+        PlacementError: `tasks` has another role.
+    """
     counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
     unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
     if unknown:
@@ -173,13 +178,13 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
 
 
 def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDictionary:
-    """Make `dictionary` the cluster spec of this process; return it."""
+    """Make `dictionary` the cluster spec of this process, and return it."""
     _current[:] = [dictionary]
     return dictionary
 
 
 def launched_server_dictionary() -> ServerDictionary | None:
-    """Return the cluster spec that this process's agent has set; None without an agent."""
+    """Return the cluster spec that this process's agent has set, or None without an agent."""
     return _read_tf_config() if TASK_VARIABLE in os.environ else None
 
 
@@ -187,7 +192,7 @@ def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDict
     """Return the given cluster spec, else the last one of `get_server_dictionary`, else the one in TF_CONFIG.
 
     Raises:
-        SlurmEnvironmentError: There is none.
+        SlurmEnvironmentError: This process has no cluster spec.
         ValueError: `given` is not a tuple of three.
     """
     if given is not None:
@@ -236,12 +241,12 @@ def form_cluster(
     ps_exit_seconds: float | None = 10.0,
     cancel_on_loss: bool = True,
 ) -> Cluster:
-    """Start this process's sidecar (`launch/plain_srun.py`), which forms the cluster of the step; return the cluster.
+    """Start this process's sidecar (`launch/plain_srun.py`), which forms the cluster of the step. Return the cluster.
 
     Arguments and exceptions are those of `get_server_dictionary`. The sidecar opens a script channel for this process,
-    and runs until it ends; rank 0's, which runs the control service, until all tasks have ended.
+    and runs until this process ends. The sidecar of rank 0 runs the control service, until all tasks have ended.
     """
-    number = f".{len(_sidecars) + 1}" if _sidecars else ""  # all tasks make the same calls
+    number = f".{len(_sidecars) + 1}" if _sidecars else ""  # the same in all tasks, which make the same calls
     request = {
         "counts": dict(counts),
         "placement": placement,
@@ -262,7 +267,7 @@ def form_cluster(
     assert sidecar.stdin is not None
     assert sidecar.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # the sidecar has exited, and its answer is missing
-        print(json.dumps(request), file=sidecar.stdin, flush=True)  # an argument could be too long
+        print(json.dumps(request), file=sidecar.stdin, flush=True)  # as an argument, it could be too long
     # The sidecar has timeouts of its own, but it may be stopped by a signal.
     poll = select.poll()
     poll.register(sidecar.stdout)
@@ -283,7 +288,7 @@ def form_cluster(
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
-    """Tell the sidecar how this process ends, and wait for the sidecar's exit. A fork does nothing."""
+    """Report to the sidecar how this process ends, and wait for the sidecar's exit. In a fork, do nothing."""
     if os.getpid() != owner:
         return
     assert sidecar.stdin is not None
@@ -299,7 +304,7 @@ def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bo
         sidecar.wait()
 
 
-# Without an exchange
+# With exchange=False
 
 
 def _compute_cluster(

@@ -6,7 +6,7 @@ A ps calls `serve_until_done` or `wait_for_workers`. Every worker and the chief 
 * method="barrier": The signals go through the control service, which also detects killed workers. This method needs
   "tf4slurm run", or an earlier call of get_server_dictionary().
 * method="queue": The signals go through a TensorFlow queue on each ps. This method needs only TensorFlow's servers. A
-  killed worker sends no signal: an agent or sidecar notices that, as with "barrier"; without one only
+  killed worker sends no signal. An agent or sidecar notices that, as with "barrier". Without an agent or sidecar, only
   `timeout_seconds` ends the wait.
 """
 
@@ -38,12 +38,12 @@ class Ending:
 def wait_for_workers(
     *, method: str = "barrier", timeout_seconds: float | None = None, cluster: ClusterAndTask | None = None
 ) -> Ending:
-    """Wait on a ps until every worker, and the chief, is done or has failed.
+    """Wait in a ps until the chief and every worker are done or have failed.
 
-    Call it instead of `server.join()`, which delays signal handlers; the server runs in its own threads.
+    Call it instead of `server.join()`, which delays signal handlers. The server runs in its own threads.
 
     Args:
-        method: "barrier" (default) or "queue"; for "queue", the server of this ps must be running.
+        method: "barrier" (default) or "queue". For "queue", the server of this ps must be running.
         timeout_seconds: Timeout in seconds for all signals; None (default) waits without a limit.
         cluster: (cluster, task_type, task_index), where `cluster` has the addresses of each role. Default: the last
             result of get_server_dictionary(), else TF_CONFIG.
@@ -91,9 +91,9 @@ def serve_until_done(
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send this worker's completion signal to every ps.
 
-    Only the first signal of a process is sent; with method="barrier" also a later failure. With "barrier",
-    the signal of a fork or of a process of multiprocessing counts when no other process of the script is connected to
-    the agent any more, so that a helper does not end the training of its task.
+    Only the first signal of a process is sent. With method="barrier", a later failure is sent too. With "barrier", the
+    signal of a fork or of a process of multiprocessing counts only after all other processes of the script have closed
+    their connections to the agent. So a helper process does not end the training of its task.
 
     Args:
         method: The method with which the ps waits. With "queue", an evaluator sends nothing.
@@ -127,8 +127,8 @@ def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = Non
 def signal_at_exit(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send the completion signal when this process exits. Arguments and exceptions are those of `signal_done`.
 
-    The signal reports a failure if an uncaught exception ends the process, but not after sys.exit() with any code. A
-    killed process sends no signal.
+    The signal reports a failure if an uncaught exception ends the process. After sys.exit() it reports none, whatever
+    the code. A killed process sends no signal.
     """
     _completion_signal(method, cluster).send_at_exit()
 
@@ -151,7 +151,7 @@ def _completion_signal(method: str, cluster: ClusterAndTask | None) -> Completio
 
 
 def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    """Wait for the control service to report the end of training; return the tasks that failed."""
+    """Wait for the control service to report the end of training. Return the tasks that failed."""
     tasks, channel = current.training_tasks, _connected_channel()
     try:
         is_over = channel.wait_until(lambda: channel.desired.is_training_over, timeout_seconds)

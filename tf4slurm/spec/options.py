@@ -176,7 +176,7 @@ def option(default: Any, help: str, **declaration: Any) -> Any:
 
 
 def key_of(name: str) -> str:
-    """Return the long name of an option: the field's name with dashes, without the unit."""
+    """Return the long name of an option, such as "grace-period" for the field `grace_period_seconds`."""
     return name.removesuffix("_seconds").replace("_", "-")
 
 
