@@ -16,6 +16,7 @@ from tf4slurm import api
 from tf4slurm.cli.jobs import cancel
 from tf4slurm.errors import CommandError, LaunchError
 from tf4slurm.job import Picture
+from tf4slurm.jobs import cancellation
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.spec.batch_spec import BatchSpec
@@ -53,8 +54,8 @@ def stubborn(tmp_path: Path) -> Iterator[RunDirectory]:
 def test_cancel_of_job_that_does_not_stop_kills_it_and_returns_its_end(
     stubborn: RunDirectory, grace_period_seconds: float | None, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_CANCEL_MARGIN_SECONDS", 0.1)
-    monkeypatch.setattr(api, "_KILL_SECONDS", 0.5)
+    monkeypatch.setattr(cancellation, "_MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr(cancellation, "_KILL_SECONDS", 0.5)
     sentences: list[str] = []
     status = api.cancel(str(stubborn.path), grace_period_seconds=grace_period_seconds, on_progress=sentences.append)
     assert sentences[-1] == sentence
