@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
+import math
 import os
 import select
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +24,14 @@ from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.scripts.channel import find_script_channel
-from tf4slurm.scripts.watch import ignore_termination, watch_sidecar
+from tf4slurm.scripts.watch import STOPPED_SECONDS, ignore_termination, watch_sidecar
 from tf4slurm.slurm.environ import SlurmStep
+from tf4slurm.system.proc import is_stopped
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 
 _TERMINATE_SECONDS = 15.0
-_ANSWER_SECONDS = 15.0  # after the timeout for the cluster
+_ANSWER_SECONDS = 15.0  # after the timeout for the cluster; the sidecar has timeouts of its own
+_POLL_SECONDS = 1.0
 # Not "-m": a json.py in the user's directory would replace Python's own.
 _MAIN = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
@@ -265,13 +269,9 @@ def form_cluster(
     _sidecars.append(sidecar)
     atexit.register(_end_sidecar, sidecar, os.getpid(), runs_service=step.rank == 0)
     assert sidecar.stdin is not None
-    assert sidecar.stdout is not None
     with contextlib.suppress(BrokenPipeError):  # the sidecar has exited, and its answer is missing
-        print(json.dumps(request), file=sidecar.stdin, flush=True)  # as an argument, it could be too long
-    # The sidecar has timeouts of its own, but it may be stopped by a signal.
-    poll = select.poll()
-    poll.register(sidecar.stdout)
-    line = sidecar.stdout.readline() if poll.poll(1000 * (timeout_seconds + _ANSWER_SECONDS)) else ""
+        print(json.dumps(request), file=sidecar.stdin, flush=True)  # an argument could be too long
+    line = _read_answer(sidecar, timeout_seconds + _ANSWER_SECONDS)
     missing = ["RendezvousError", "The sidecar exited, or is stopped.", {}]
     answer: dict[str, Any] = json.loads(line) if line else {"error": missing}
     if "error" in answer:
@@ -287,6 +287,15 @@ def form_cluster(
     return cluster
 
 
+def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
+    """Return the sidecar's first line; "" if it exits, is stopped by a signal, or does not answer in time."""
+    assert sidecar.stdout is not None
+    poll = select.poll()
+    poll.register(sidecar.stdout)
+    has_answered = _wait_for_sidecar(sidecar, lambda seconds: bool(poll.poll(1000 * seconds)), timeout_seconds)
+    return sidecar.stdout.readline() if has_answered else ""
+
+
 def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
     """Report to the sidecar how this process ends, and wait for the sidecar's exit. In a fork, do nothing."""
     if os.getpid() != owner:
@@ -297,11 +306,33 @@ def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bo
         sidecar.stdin.close()
     if runs_service:
         ignore_termination()  # the sidecar may end the step
-    try:
-        sidecar.wait(None if runs_service else _TERMINATE_SECONDS)  # rank 0's sidecar runs until all tasks have ended
-    except subprocess.TimeoutExpired:
+    # Rank 0's sidecar runs until all tasks have ended.
+    if not _wait_for_sidecar(
+        sidecar, functools.partial(_has_exited, sidecar), None if runs_service else _TERMINATE_SECONDS
+    ):
         sidecar.kill()
         sidecar.wait()
+
+
+def _has_exited(sidecar: subprocess.Popen[str], timeout_seconds: float) -> bool:
+    try:
+        sidecar.wait(timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _wait_for_sidecar(
+    sidecar: subprocess.Popen[str], wait: Callable[[float], bool], timeout_seconds: float | None
+) -> bool:
+    """Call `wait(seconds)` until it is True; return False at the timeout, or if a signal has stopped the sidecar."""
+    left, stopped_seconds = math.inf if timeout_seconds is None else timeout_seconds, 0.0
+    while left > 0 and stopped_seconds < STOPPED_SECONDS:
+        if wait(_POLL_SECONDS):
+            return True
+        left -= _POLL_SECONDS
+        stopped_seconds = stopped_seconds + _POLL_SECONDS if is_stopped(sidecar.pid) else 0.0
+    return False
 
 
 # With exchange=False

@@ -251,6 +251,14 @@ class SlurmLab:
         """Reconnect both interfaces of a node."""
         self._control("heal", node)
 
+    def kill_slurmd(self, node: str) -> None:
+        """Kill the slurmd of a node; its jobs go on."""
+        self.on(node, "pkill", "-KILL", "-x", "slurmd")
+
+    def start_slurmd(self, node: str) -> None:
+        """Start a slurmd that was killed again."""
+        self._control("slurmd", node)
+
     def wait_idle(self, timeout_seconds: float = 60) -> None:
         """Wait until no job is in the queue and all nodes are idle.
 

@@ -7,6 +7,7 @@
 #   LAB=DIRECTORY lab.sh on NODE COMMAND...
 #   LAB=DIRECTORY lab.sh crash NODE       power off: the node sends nothing more, not even a FIN; then boot NODE
 #   LAB=DIRECTORY lab.sh partition NODE   disconnect both interfaces; then heal NODE
+#   LAB=DIRECTORY lab.sh slurmd NODE      start slurmd again, after it was killed
 #   LAB=DIRECTORY lab.sh down             stop the lab and leave nothing, even if `up` failed
 #   LAB=DIRECTORY lab.sh hold             up, wait for the end of stdin, down: the lab ends with the holder of the pipe
 #
@@ -131,8 +132,12 @@ link set eth0 up
 link set ib0 up
 route add default via ${SUBNET}254
 END
-  mkdir -p "$LAB/spool/$1"
+  start_slurmd "$1"
+}
+
+start_slurmd() {  # NODE
   local server=
+  mkdir -p "$LAB/spool/$1"
   [ "$CONFIGLESS" = 0 ] || server="--conf-server ctl"
   # shellcheck disable=SC2086
   daemon "$1" slurmd -N "$1" $server
@@ -344,5 +349,6 @@ case $verb in
   crash) cables "$1" del CABLE; power_off "$1" ;;
   partition) cables "$1" set CABLE down ;;
   heal) cables "$1" set CABLE up ;;
-  *) sed -n '2,14p' "$0" ;;
+  slurmd) start_slurmd "$1" ;;
+  *) sed -n '2,15p' "$0" ;;
 esac

@@ -1,7 +1,9 @@
 """A script under plain srun that waits for the end of training in one of several ways: WAY DIRECTORY ROLE...
 
-Each task writes its node, process id and sidecar id to a file in DIRECTORY; training lasts until DIRECTORY/end
-exists. The ways: "barrier", "queue" and "old" wait for completion signals, by tf4slurm.shutdown or the old package's
+At each of MOMENTS a task writes its node, its process id and that of its sidecar or agent to DIRECTORY/TASK.MOMENT, and
+waits while DIRECTORY/hold.TASK.MOMENT exists. Training lasts until DIRECTORY/end exists. SIGUSR1 raises an exception.
+
+The ways: "barrier", "queue", "serve" and "old" wait for completion signals, by tf4slurm.shutdown or the old package's
 names; in "saving" the workers train until they are asked to stop; in "join" the ps call server.join(); in "strategy"
 all but the chief do; in "sleep" the ps sleep, without TensorFlow.
 """
@@ -9,6 +11,7 @@ all but the chief do; in "sleep" the ps sleep, without TensorFlow.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import warnings
@@ -17,24 +20,42 @@ from typing import Any
 
 import tf4slurm
 from tf4slurm import server_dictionary
-from tf4slurm.shutdown import done_at_end, wait_for_workers
+from tf4slurm.shutdown import done_at_end, serve_until_done, wait_for_workers
+
+MOMENTS = ("start", "formed", "training", "step", "end")
 
 
 def main(way: str, directory: Path, roles: list[str]) -> None:
-    current = tf4slurm.get_server_dictionary(roles, ps_exit_seconds=3)
+    signal.signal(signal.SIGUSR1, fail)
+    rank = int(os.environ["SLURM_PROCID"])
+    name = f"{roles[rank]}-{roles[:rank].count(roles[rank])}"
+    reach("start", name, directory)
+    timeout_seconds = float(os.environ.get("TIMEOUT_SECONDS", "300"))
+    current = tf4slurm.get_server_dictionary(roles, timeout_seconds=timeout_seconds, ps_exit_seconds=3)
+    reach("formed", name, directory)
     server: Any = None if way in ("barrier", "saving", "sleep") else start_server(current)
-    mine = directory / f"{current.task_type}-{current.task_index}"
-    mine.with_suffix(".draft").write_text(
-        f"{os.environ['SLURMD_NODENAME']} {os.getpid()} {server_dictionary._sidecars[0].pid}"
-    )
-    mine.with_suffix(".draft").rename(mine)
+    reach("training", name, directory)
     if current.task_type == "ps":
         serve(way, server, current)
     elif way == "strategy" and current.task_type == "worker":
         server.join()
     else:
         train(way, server, current, directory)
+    reach("end", name, directory)
     print(current.task, "returns", flush=True)
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("the test asked for this")
+
+
+def reach(moment: str, name: str, directory: Path) -> None:
+    companion = server_dictionary._sidecars[0].pid if server_dictionary._sidecars else os.getppid()
+    draft = directory / f"draft.{name}"
+    draft.write_text(f"{os.environ['SLURMD_NODENAME']} {os.getpid()} {companion}")
+    draft.rename(directory / f"{name}.{moment}")
+    while (directory / f"hold.{name}.{moment}").exists():
+        time.sleep(0.02)
 
 
 def start_server(current: Any) -> Any:
@@ -46,8 +67,9 @@ def start_server(current: Any) -> Any:
 def serve(way: str, server: Any, current: Any) -> None:
     if way == "sleep":
         time.sleep(1000)
-    elif way in ("barrier", "queue", "saving"):
-        ending = wait_for_workers(method="queue" if way == "queue" else "barrier")
+    elif way in ("barrier", "queue", "saving", "serve"):
+        method = "queue" if way == "queue" else "barrier"
+        ending = serve_until_done(server) if way == "serve" else wait_for_workers(method=method)
         print(current.task, "done", *ending.done, "failed", *ending.failed, flush=True)
     elif way == "old":
         import tensorflow.compat.v1 as tf
@@ -65,14 +87,13 @@ def serve(way: str, server: Any, current: Any) -> None:
 
 
 def train(way: str, server: Any, current: Any, directory: Path) -> None:
-    if way == "queue":
-        with done_at_end(method="queue"):
-            wait_for_end(directory)
-    elif way == "barrier":
-        with done_at_end():
-            wait_for_end(directory)
+    if way in ("barrier", "queue", "serve"):
+        with done_at_end(method="queue" if way == "queue" else "barrier"):
+            wait_for_end(directory, current)
     elif way == "saving":
         with done_at_end():
+            tf4slurm.should_stop()
+            reach("step", f"{current.task_type}-{current.task_index}", directory)
             while not tf4slurm.should_stop():
                 time.sleep(0.05)
             print(current.task, "saves", flush=True)
@@ -88,7 +109,7 @@ def train(way: str, server: Any, current: Any, directory: Path) -> None:
         hooks = [DistributedTFQueueHook.QueueManagementHook()]
         config = tf.ConfigProto(device_filters=["/job:ps", device])
         with tf.train.MonitoredTrainingSession(server.target, current.is_chief, hooks=hooks, config=config) as session:
-            wait_for_end(directory, lambda: session.run(step))
+            wait_for_end(directory, current, lambda: session.run(step))
     elif way == "strategy":
         import tensorflow as tf
 
@@ -100,12 +121,14 @@ def train(way: str, server: Any, current: Any, directory: Path) -> None:
         with strategy.scope():
             total = tf.Variable(0.0)
         function = tf.function(lambda: total.assign_add(1.0))
-        wait_for_end(directory, lambda: coordinator.fetch(coordinator.schedule(function)))
+        wait_for_end(directory, current, lambda: coordinator.fetch(coordinator.schedule(function)))
     else:
-        wait_for_end(directory)
+        wait_for_end(directory, current)
 
 
-def wait_for_end(directory: Path, step: Any = lambda: None) -> None:
+def wait_for_end(directory: Path, current: Any, step: Any = lambda: None) -> None:
+    step()
+    reach("step", f"{current.task_type}-{current.task_index}", directory)
     while not (directory / "end").exists():
         step()
         time.sleep(0.05)

@@ -34,7 +34,7 @@ class Channel(SimpleNamespace):
 
 
 def watch(channel: Any, task: Task, sidecar_id: int = 0, exit_seconds: float | None = 10.0) -> ScriptWatch:
-    return ScriptWatch(channel, sidecar_id, task, frozenset({"worker/1"}), exit_seconds)
+    return ScriptWatch(channel, sidecar_id, task, [Task("worker", 1)], exit_seconds)
 
 
 def test_sidecar_that_is_stopped_for_ten_seconds_is_lost() -> None:
@@ -87,6 +87,22 @@ def test_process_that_waits_for_ever_ends(
     assert codes == []
     watched._end_if_it_waits_for_ever(10.0)
     assert codes == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(("failed", "expected"), [(("worker/0",), [1]), (("worker/1",), [])])
+def test_worker_whose_session_waits_for_a_failed_chief_ends(
+    failed: tuple[str, ...], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    calls = ["session_manager._ready", "session_manager.wait_for_session", "script.main"]
+    monkeypatch.setattr(script_watch, "_main_thread_calls", lambda: calls)
+    monkeypatch.setattr(script_watch, "_exit", lambda code, _: codes.append(code))
+    watched = watch(Channel(desired=DesiredState(failed_tasks=failed)), Task("worker", 2))
+    for now in (0.0, 39.0):
+        watched._end_if_it_waits_for_ever(now)
+    assert codes == []
+    watched._end_if_it_waits_for_ever(40.0)
+    assert codes == expected
 
 
 def test_ps_is_not_ended_if_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
 
 import pytest
 
+from tests.processes import wait_until
+from tf4slurm import server_dictionary
 from tf4slurm.cluster import Task
 from tf4slurm.errors import SlurmEnvironmentError
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary, set_current_server_dictionary
+from tf4slurm.system.proc import is_stopped
 
 CLUSTER = {"worker": ["h:3", "h:4"], "ps": ["h:1"], "chief": ["h:2"]}
 
@@ -44,3 +52,23 @@ def test_all_tasks_but_the_ps_train_and_the_first_is_chief() -> None:
     assert [ServerDictionary(CLUSTER, *task).is_chief for task in tasks] == [True, False, False]
     assert not ServerDictionary(CLUSTER, "ps", 0).is_chief
     assert ServerDictionary({"ps": ["h:1"], "worker": ["h:2"]}, "worker", 0).is_chief
+
+
+@pytest.fixture
+def stopped_sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    monkeypatch.setattr(server_dictionary, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(server_dictionary, "_POLL_SECONDS", 0.1)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sidecar:
+        os.kill(sidecar.pid, signal.SIGSTOP)
+        assert wait_until(functools.partial(is_stopped, sidecar.pid), 60)
+        yield sidecar
+        sidecar.kill()
+
+
+def test_sidecar_that_is_stopped_before_it_answers_is_not_awaited(stopped_sidecar: subprocess.Popen[str]) -> None:
+    assert server_dictionary._read_answer(stopped_sidecar, 300) == ""
+
+
+def test_stopped_sidecar_is_killed_at_the_end_of_the_script(stopped_sidecar: subprocess.Popen[str]) -> None:
+    server_dictionary._end_sidecar(stopped_sidecar, os.getpid(), runs_service=False)
+    assert stopped_sidecar.returncode == -signal.SIGKILL

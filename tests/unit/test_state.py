@@ -1814,6 +1814,19 @@ def test_slurm_may_miss_the_end_of_a_task_that_is_stopped_or_whose_host_or_slurm
     assert (record.is_gone, record.is_hidden_from_slurm) == (True, expected)
 
 
+@pytest.mark.parametrize(("killed_by", "expected"), [("slurmstepd", 7), ("guard", 0)])
+def test_other_ranks_return_the_exit_code_of_the_job_if_slurm_misses_the_end_of_rank_0(
+    killed_by: str, expected: int
+) -> None:
+    job = Job("chief ps worker")
+    job.register_tasks()
+    for rank in job.ranks:
+        job.send(rank, "ready")
+    job.send(0, "terminated", killed_by=killed_by, detail="was killed")
+    assert job.outcome.exit_code == 7
+    assert [job.desired(rank).exit_code for rank in (1, 2)] == [expected, expected]
+
+
 def test_training_of_ps_alone_never_ends() -> None:
     job = Job("ps ps", owns_child=False)
     job.register_tasks()

@@ -28,6 +28,7 @@ from tf4slurm.errors import (
 )
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.slurm.environ import SlurmStep
+from tf4slurm.slurm.slurmstepd import find_slurmstepd, is_slurmstepd_stopped
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.program import run_program
 
@@ -45,6 +46,7 @@ class Agent:
         self._client = rendezvous.client
         self._process = process
         self._error: RendezvousError | None = None
+        self._slurmstepd = find_slurmstepd()
 
     @property
     def was_terminated(self) -> bool:
@@ -114,6 +116,8 @@ class Agent:
             desired = self._client.desired
             await self._process.end(self._rendezvous.spec.kill_wait_seconds)
             if desired.terminate:
+                if is_slurmstepd_stopped(self._slurmstepd):
+                    self._client.update(killed_by="slurmstepd")
                 self._client.update(state="terminated")
                 return
             await self._process.kill_descendants()  # a descendant may hold the port or a GPU
@@ -134,7 +138,9 @@ class Agent:
     def _exit_code(self) -> int:
         if self._rendezvous.failure is not None:
             return getattr(self._rendezvous.failure, "exit_code", 1)
-        return self._client.desired.exit_code or exit_code_of(self._client.observed.returncode or 0)
+        desired = self._client.desired
+        guest_code = 0 if desired.rank is None else desired.exit_code
+        return guest_code or exit_code_of(self._client.observed.returncode or 0)
 
     @property
     def _name(self) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from tf4slurm.cluster import Address
 from tf4slurm.control.messages import Usage
 from tf4slurm.network.reachability import is_answering
-from tf4slurm.system.proc import read_stat, walk_descendants
+from tf4slurm.system.proc import is_stopped, read_stat, walk_descendants
 
 _CHECKS = 8  # checks per timeout
 _FIRST_ANSWER_SECONDS = 0.25  # short, so that a short-lived server is not reported as missing
@@ -61,7 +61,7 @@ async def wait_until_unresponsive(
     while True:
         nap = pause if has_answered or address is None else min(pause, _FIRST_ANSWER_SECONDS)
         await asyncio.sleep(nap)
-        if _is_stopped(process_id):
+        if is_stopped(process_id):
             is_alive, why = False, "was stopped"
         else:
             answers = await is_answering(address, pause) if address is not None else None
@@ -81,13 +81,6 @@ async def wait_until_unresponsive(
             return f"{why} for {timeout_seconds:g} s"
         if server_timeout_seconds is not None and not has_answered and now - started_at >= server_timeout_seconds:
             return f"had no server at its port {server_timeout_seconds:g} s after its start"
-
-
-def _is_stopped(process_id: int) -> bool:
-    try:
-        return read_stat(process_id).state == "T"
-    except OSError:
-        return False
 
 
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:

@@ -17,8 +17,7 @@ from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Cluster
 from tf4slurm.control.messages import cluster_to_entries
 from tf4slurm.roles import role_of
-from tf4slurm.slurm.slurmstepd import find_slurmstepd, wait_for_slurmstepd_loss
-from tf4slurm.system.proc import read_stat
+from tf4slurm.slurm.slurmstepd import find_slurmstepd, is_slurmstepd_stopped, wait_for_slurmstepd_loss
 
 _DRAIN_SECONDS = 0.5
 _SAVE_POLL_SECONDS = 0.05
@@ -64,7 +63,7 @@ class CallingScript(TaskProcess):
                 self._client.update_script(dataclasses.replace(state, completion="failed", barrier=None))
         if self._stop_detail is not None:
             self._client.update(killed_by="liveness_probe", detail=self._stop_detail)
-        elif self._is_slurmstepd_stopped():  # it does not notice the end of the script
+        elif is_slurmstepd_stopped(self._slurmstepd):  # it does not notice the end of the script
             self._client.update(killed_by="slurmstepd")
         self._client.update(state="terminated", returncode=self._returncode)
         return 0
@@ -125,12 +124,6 @@ class CallingScript(TaskProcess):
         """Report the loss of the slurmstepd. The script goes on, but srun would wait for ever for its end."""
         await wait_for_slurmstepd_loss()
         self._client.update(killed_by="slurmstepd")
-
-    def _is_slurmstepd_stopped(self) -> bool:
-        try:
-            return self._slurmstepd is not None and read_stat(self._slurmstepd.process_id).state == "T"
-        except OSError:
-            return False
 
 
 def send_error(error: Exception) -> None:

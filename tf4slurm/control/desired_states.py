@@ -8,6 +8,7 @@ from typing import Any
 
 from tf4slurm.control.joined_workers import JoinedWorkers
 from tf4slurm.control.messages import DesiredState, ShardGrant
+from tf4slurm.control.records import Outcome
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import EXIT_TASK_LOST
 
@@ -37,6 +38,12 @@ class DesiredStates:
     def begin_attempt(self, attempt: int) -> None:
         self.shared = DesiredState(attempt=attempt)
         self.note_all()
+
+    def terminate(self, outcome: Outcome) -> None:
+        """Terminate all tasks."""
+        code = outcome.exit_code if self._tasks.members[0].is_hidden_from_slurm else 0
+        reason, has_timed_out = outcome.reason, outcome.has_timed_out
+        self.change(terminate=True, terminate_reason=reason, has_timed_out=has_timed_out, exit_code=code)
 
     def start(self, rank: int, start_count: int) -> None:
         """Request the `start_count`-th start of a task's child in this attempt."""
@@ -74,7 +81,7 @@ class DesiredStates:
             "terminate": shared.terminate or bool(dismissal),
             "terminate_reason": shared.terminate_reason or dismissal,
             "rank": rank if has_joined else None,
-            "exit_code": exit_code if has_joined else 0,
+            "exit_code": exit_code if has_joined else shared.exit_code,
         }
         if record is not None:
             fields |= {

@@ -246,7 +246,8 @@ class DesiredState:
         have_leaders_ended: The chief's script has ended or is lost. Without a chief, every worker's script has.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
         rank: The rank that the service has chosen for a joined worker. None for other tasks.
-        exit_code: The exit code of a joined worker that must terminate.
+        exit_code: The exit code of a joined worker that must terminate. For other tasks it is 0, or the exit code of
+            the job if Slurm does not notice the end of rank 0, which would return it.
         workers: The index and address of each worker that a chief should use. Empty before any change.
     """
 

@@ -376,7 +376,7 @@ class JobState:
         """Set the outcome and terminate all tasks. Later failures are consequences of the first, and have no effect."""
         if self.outcome is None:
             self.outcome = outcome
-            self.desired.change(terminate=True, terminate_reason=outcome.reason, has_timed_out=outcome.has_timed_out)
+            self.desired.terminate(outcome)
             self._phase_deadline = self.now + self.spec.termination_seconds
             self.emit("outcome", None, outcome.reason)
             self._move_on(Phase.TERMINATING, "terminating every task")

@@ -6,8 +6,8 @@ The other tasks find the service through control.json (mode 0600) in a run direc
 MUNGE, where it works, seals the job's credentials in this file.
 
 So that srun exits with the job's exit code, rank 0 exits with this code and the other ranks with 0: srun exits with the
-highest exit code of its tasks. A killed task counts as 128 + the number of its signal, so the step is cancelled only if
-a task does not end by itself.
+highest exit code of its tasks. If Slurm misses the end of rank 0, the other ranks exit with this code. A killed task
+counts as 128 + the number of its signal, so the step is cancelled only if a task does not end by itself.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ def run_task(
         exit_code = asyncio.run(agent.run())
         if agent.has_lost_launcher and rendezvous.client.cluster is not None:
             _end_without_rank_0(rendezvous.client, directory, step)
-        return 0 if agent.was_terminated else exit_code
+        desired = rendezvous.client.desired
+        if step.rank == 1 and desired.exit_code:
+            logger.error("%s The step ends.", desired.terminate_reason)
+        return desired.exit_code if agent.was_terminated else exit_code
     warn_of_resolver(spec.command)
     register_job(path.name, spec.runs_directory, environ, step.job_id)
     launcher = Launcher(spec, ExternalSpawner(), directory, terminal, job_id=step.job_id, node=step.node_name)
@@ -147,6 +150,7 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
         seconds=files.status.seconds or None,
         attempts=client.observed.attempt,
     )
+    logger.error("%s The step ends.", what)
     save_result(content, directory)
     return True
 

@@ -2,7 +2,7 @@
 
 A ps, or a worker that serves a chief, waits in `server.join()`, which never returns. A session without `device_filters`
 and a new ParameterServerStrategy wait for each server, also for that of a task that has failed. A ClusterCoordinator
-waits until a worker is back.
+waits until a worker is back, and a MonitoredTrainingSession until the chief has initialized the variables.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.control.clock import JobClock
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.scripts.channel import ScriptChannel
-from tf4slurm.system.proc import read_stat
+from tf4slurm.system.proc import is_stopped
 
 _POLL_SECONDS = 1.0
 _WAIT_SECONDS = 10.0  # in TensorFlow for a failed task; a session that waits for no server needs less than 1 s
-_STOPPED_SECONDS = 10.0  # the heartbeat timeout of sidecars
+_CHIEF_SECONDS = 40.0  # longer than the 30 s between two checks of TensorFlow for initialized variables
 # Calls of TensorFlow that may wait for ever: the innermost one for the first two.
 _JOIN, _CREATE_SESSION = "server_lib.join", "session._extend_graph"
+_WAIT_FOR_CHIEF = "session_manager.wait_for_session"
 _CONNECT, _COORDINATOR = "parameter_server_strategy_v2._connect_to_cluster", "cluster_coordinator."
 _IGNORE = 1  # SIG_IGN of signal.h
+
+STOPPED_SECONDS = 10.0
+"""Seconds for which a sidecar may be stopped by a signal: the heartbeat timeout of sidecars."""
 
 _watches: list[ScriptWatch] = []
 
@@ -38,8 +42,7 @@ def watch_sidecar(
     channel: ScriptChannel, sidecar_id: int, task: Task, tasks: Iterable[Task], exit_seconds: float | None
 ) -> None:
     """Start the thread in the process of `task`. `exit_seconds`: see `ps_exit_seconds` of `get_server_dictionary`."""
-    workers = frozenset(str(each) for each in tasks if each.task_type == "worker")
-    _watches[:] = [ScriptWatch(channel, sidecar_id, task, workers, exit_seconds)]
+    _watches[:] = [ScriptWatch(channel, sidecar_id, task, tasks, exit_seconds)]
     threading.Thread(target=_watches[0].run, name="tf4slurm-script-watch", daemon=True).start()
 
 
@@ -68,7 +71,7 @@ class ScriptWatch:
         channel: ScriptChannel,
         sidecar_id: int,
         task: Task,
-        workers: frozenset[str],
+        tasks: Iterable[Task],
         exit_seconds: float | None,
     ) -> None:
         self.exit_seconds = exit_seconds
@@ -76,7 +79,9 @@ class ScriptWatch:
         self._channel = channel
         self._sidecar_id = sidecar_id
         self._task = task
-        self._workers = workers
+        names = [str(each) for each in tasks]
+        self._workers = {name for name in names if name.startswith("worker/")}
+        self._leader = "chief/0" if "chief/0" in names else "worker/0"
         self._clock = JobClock(2 * _POLL_SECONDS)
         self._since: dict[str, float] = {}  # the times from which on a condition has been true
 
@@ -93,12 +98,8 @@ class ScriptWatch:
                 self._end_if_it_waits_for_ever(now)
 
     def _check_sidecar(self, now: float) -> None:
-        try:
-            is_stopped = read_stat(self._sidecar_id).state == "T"
-        except OSError:
-            return  # it has ended, which closes the channel
-        if self._has_lasted("stopped", is_stopped, _STOPPED_SECONDS, now):
-            self._channel.lose(f"The sidecar of {self._task} was stopped for {_STOPPED_SECONDS:g} s.")
+        if self._has_lasted("stopped", is_stopped(self._sidecar_id), STOPPED_SECONDS, now):
+            self._channel.lose(f"The sidecar of {self._task} was stopped for {STOPPED_SECONDS:g} s.")
 
     def _end_if_it_waits_for_ever(self, now: float) -> None:
         seconds, failed = self.exit_seconds, self._channel.desired.failed_tasks
@@ -109,6 +110,9 @@ class ScriptWatch:
         if self._has_lasted("servers", is_waiting, _WAIT_SECONDS, now):
             why = f"it waits for all servers, but {format_tasks(failed)} failed. Give a session device_filters"
             _exit(1, f"{self._task} ends: {why}")
+        is_waiting = self._leader in failed and _WAIT_FOR_CHIEF in calls
+        if self._has_lasted("chief", is_waiting, _CHIEF_SECONDS, now):
+            _exit(1, f"{self._task} ends: its session waits for {self._leader}, which has failed")
         is_waiting = self._workers <= {*failed} and any(call.startswith(_COORDINATOR) for call in calls)
         if self._has_lasted("workers", is_waiting, _WAIT_SECONDS, now):
             _exit(1, f"{self._task} ends: its ClusterCoordinator waits for a worker, but all have failed")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 
-from tf4slurm.system.proc import ProcessStat, is_running, read_stat
+from tf4slurm.system.proc import ProcessStat, is_running, is_stopped, read_stat
 
 _POLL_SECONDS = 1.0
 
@@ -24,6 +24,11 @@ async def wait_for_slurmstepd_loss() -> int:
     while is_running(slurmstepd.process_id, slurmstepd.start_ticks):
         await asyncio.sleep(_POLL_SECONDS)
     return slurmstepd.process_id
+
+
+def is_slurmstepd_stopped(slurmstepd: ProcessStat | None) -> bool:
+    """Return whether a signal has stopped the slurmstepd, so that Slurm misses the end of its tasks."""
+    return slurmstepd is not None and is_stopped(slurmstepd.process_id)
 
 
 def find_slurmstepd() -> ProcessStat | None:

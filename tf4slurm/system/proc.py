@@ -91,6 +91,14 @@ def is_running(process_id: int, start_ticks: int) -> bool:
     return stat.state != "Z" and stat.start_ticks == start_ticks
 
 
+def is_stopped(process_id: int) -> bool:
+    """Return whether a signal such as SIGSTOP has stopped the process. One that has ended is not stopped."""
+    try:
+        return read_stat(process_id).state == "T"
+    except OSError:
+        return False
+
+
 def adopt_orphans() -> None:
     """Make this process adopt orphaned descendants, so that `kill_descendants` finds them."""
     if sys.platform == "linux":
