@@ -76,7 +76,7 @@ class ServerStarter:
 class ElasticCluster:
     """A chief, in this process, with ps and workers; in `wanted` are the addresses of the workers by index."""
 
-    def __init__(self, workers: int, ps: int = 1) -> None:
+    def __init__(self, workers: int, ps: int = 1, *, is_elastic: bool = True) -> None:
         self.starter = ServerStarter()
         self.channel = FakeChannel()
         self.wanted: dict[int, str] = {}
@@ -92,7 +92,11 @@ class ElasticCluster:
         cluster = self.spec
         self.strategy = connect_parameter_server_strategy(cluster, None, 60)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
-        make_elastic(self.coordinator, cluster, self.channel)  # type: ignore[arg-type]
+        if is_elastic:
+            self.make_elastic()
+
+    def make_elastic(self) -> None:
+        make_elastic(self.coordinator, self.spec, self.channel)  # type: ignore[arg-type]
 
     @property
     def spec(self) -> dict[str, list[str]]:

@@ -150,6 +150,40 @@ def random_changes(seed: str, events: str) -> None:
     cluster.end()
 
 
+def tensorflow_works_alone(losses: str) -> None:
+    """Train, and compare TensorFlow's objects with those before `make_elastic`."""
+    cluster = ElasticCluster(2, is_elastic=False)
+    before = describe_objects(cluster.coordinator)
+    cluster.make_elastic()
+    training = Training(cluster)
+    training.wait_for_steps(0, 1)
+    for _ in range(int(losses)):
+        cluster.kill(1)
+        cluster.wait_for([0])
+        cluster.start(1)
+        cluster.wait_for([0, 1])
+        training.wait_for_steps(0, 1)
+    training.end(int(losses))
+    assert describe_objects(cluster.coordinator) == before
+    assert cluster.coordinator._cluster.failure_handler._preemption_handler_thread.is_alive()
+    assert [worker.worker_index for worker in cluster.coordinator._cluster.workers] == [0, 1]
+    assert "tf4slurm.tensorflow.elastic_workers" not in sys.modules
+    cluster.end()
+
+
+def describe_objects(coordinator: Any) -> list[tuple[int, type, set[str], set[str]]]:
+    """Return the identity, class, attributes and replaced methods of each object of TensorFlow's coordinator."""
+    cluster, strategy = coordinator._cluster, coordinator.strategy
+    objects = [coordinator, cluster, cluster.failure_handler, cluster.closure_queue, *cluster.workers]
+    described = []
+    for each in (*objects, strategy, strategy.extended):
+        replaced = {name for name in vars(each) if callable(getattr(type(each), name, None))}
+        described.append((id(each), type(each), set(vars(each)), replaced))
+    assert {kind.__module__.split(".")[0] for _, kind, _, _ in described} == {"tensorflow"}
+    assert not any(replaced for *_, replaced in described)
+    return described
+
+
 def lost_workers_return() -> None:
     """Let one of two lost workers return, and one of all; let another replace them; then lose the ps, too."""
     cluster = ElasticCluster(3)
@@ -220,8 +254,10 @@ def unusable_worker_is_left_out() -> None:
 
 
 def unparsed_request_is_sent_again() -> None:
-    """Let closures fail as in a race of TensorFlow, which is too rare for a test: first some, then all."""
-    cluster = ElasticCluster(1)
+    """Let closures of run_steps fail as in a race of TensorFlow, which is too rare for a test: first some, then all."""
+    cluster = ElasticCluster(2)
+    with cluster.strategy.scope():
+        counter = tf.Variable(0, dtype=tf.int64)
     failures = itertools.chain(range(3))
     execute_on = Closure.execute_on
 
@@ -230,14 +266,17 @@ def unparsed_request_is_sent_again() -> None:
             raise tf.errors.InternalError(None, None, f"{worker.device_name}: Unable to parse request")
         execute_on(closure, worker)
 
+    def train(steps: int) -> int:
+        return run_steps(cluster.coordinator, lambda: tf.constant(1.0), steps, step=counter, steps_per_call=2).step
+
     Closure.execute_on = fail_or_execute
-    add = tf.function(lambda: tf.constant(1) + 1)
-    assert int(cluster.coordinator.schedule(add).fetch()) == 2
+    assert 20 <= train(20) < 60
     failures = itertools.chain(itertools.count())
-    result = cluster.coordinator.schedule(add)
     with pytest.raises(tf.errors.InternalError, match="Unable to parse request"):
-        result.fetch()
-    assert 1 < next(failures) < 20
+        train(1000)
+    assert 10 <= next(failures) < 200
+    failures = itertools.chain()
+    assert train(1000) >= 1000
     cluster.end()
 
 
@@ -435,8 +474,8 @@ def keras_for_newcomers() -> None:
 def functions_are_traced_during_updates() -> None:
     """Trace functions in this thread, as `evaluate` and a save do, while a worker leaves and joins again and again."""
     cluster = ElasticCluster(2)
-    handler = cluster.coordinator._cluster.failure_handler
-    both = dict(handler._original)
+    join(cluster, 2)  # makes the workers elastic
+    elastic = cluster.coordinator._cluster.failure_handler.elastic
     updates = 0
     is_over = threading.Event()
     errors: list[BaseException] = []
@@ -445,8 +484,8 @@ def functions_are_traced_during_updates() -> None:
         nonlocal updates
         try:
             while not is_over.is_set():
-                handler._update({0: both[0]})
-                handler._update(both)
+                elastic._connect_to({index: elastic._connected[index] for index in (0, 1)})
+                elastic._connect_to(elastic._connected)
                 updates += 2
         except BaseException as error:
             errors.append(error)

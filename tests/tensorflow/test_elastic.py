@@ -14,7 +14,7 @@ tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf
 
 from tf4slurm.cluster import Address  # noqa: E402
 from tf4slurm.tensorflow.elastic import make_elastic  # noqa: E402
-from tf4slurm.tensorflow.elastic_workers import shut_down_connections  # noqa: E402
+from tf4slurm.tensorflow.elastic_connections import shut_down_connections  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 EVENTS = 25
@@ -37,6 +37,11 @@ def test_training_goes_on_during_random_changes() -> None:
 @pytest.mark.parametrize("seed", range(2, 10))
 def test_training_goes_on_during_many_random_changes(seed: int) -> None:
     assert run("random_changes", seed, EVENTS, limit_seconds=150)
+
+
+@pytest.mark.parametrize("losses", [0, 2])
+def test_training_without_changes_uses_tensorflows_own_handler(losses: int) -> None:
+    assert run("tensorflow_works_alone", losses)
 
 
 def test_one_of_several_lost_workers_returns() -> None:

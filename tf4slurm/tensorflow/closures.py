@@ -24,6 +24,8 @@ CLOSURES_PER_WORKER = 2  # one runs while the next waits
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
+_NOT_PARSED = "Unable to parse request"
+_MAX_NOT_PARSED = 10  # attempts to run a closure; a request that is really invalid fails each time
 _Thread = Future[BaseException | None]
 _threads: weakref.WeakKeyDictionary[Any, list[_Thread]] = weakref.WeakKeyDictionary()
 """The threads of each coordinator's last run, unless it has completed; each sets its future to its error, or None.
@@ -70,6 +72,7 @@ class ClosureRunner:
         self._changed_at = 0.0
         self._scheduling = threading.Lock()  # ClusterCoordinator.schedule is not thread-safe
         self._errors: list[BaseException] = []
+        self._has_not_parsed = False  # a worker could not parse a request in this run
         self._is_given_up = False
 
     def run(self, poll: Callable[[], None] = lambda: None, *, ends_at_stop: bool = True) -> bool:
@@ -182,16 +185,33 @@ class ClosureRunner:
         If the worker is lost before its result is fetched, the closure runs again. If a ps is lost, `check_ps` or
         running the closure again raises an error.
         """
-        for fetches in range(1, _MAX_FETCHES + 1):
-            with self._scheduling:
-                result = self._work.schedule(unit)
+        fetches = attempts = 0
+        while True:
+            attempts += 1
             try:
+                with self._scheduling:
+                    result = self._work.schedule(unit)
                 return result.fetch()
+            except (tf.errors.InternalError, tf.errors.CancelledError) as error:
+                if not self._is_not_parsed(error) or attempts == _MAX_NOT_PARSED:
+                    raise
             except (tf.errors.UnavailableError, tf.errors.AbortedError):
                 self._work.check_ps()
+                fetches += 1
                 if fetches == _MAX_FETCHES or self._is_given_up:
                     raise
-        raise AssertionError
+
+    def _is_not_parsed(self, error: tf.errors.OpError) -> bool:
+        """Return whether the error of a closure means that a worker could not parse the request of this or another one.
+
+        While one thread sends the request of a function, another may instantiate a function for the first time; the
+        vector that both use then moves in memory, and the request has arbitrary bytes as its device
+        (EagerClusterFunctionLibraryRuntime::Run, TensorFlow 2.21). The coordinator raises the error in `fetch` and in
+        the next `schedule`, and cancels all other closures. All run again.
+        """
+        self._has_not_parsed = self._has_not_parsed or _NOT_PARSED in str(error)
+        is_other = isinstance(error, tf.errors.InternalError) and _NOT_PARSED not in str(error)
+        return self._has_not_parsed and not (is_other or self._errors or self._is_given_up)
 
 
 def wait_for_closures(coordinator: Any, timeout_seconds: float) -> None:

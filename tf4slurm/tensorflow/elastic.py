@@ -1,41 +1,103 @@
-"""`make_elastic()`: let the workers of a running ParameterServerStrategy change, if TensorFlow's version allows it."""
+"""`make_elastic()`: let the workers of a running ParameterServerStrategy change, if TensorFlow's version allows it.
+
+TensorFlow's coordinator, in the chief (tensorflow/python/distribute/coordinator/cluster_coordinator.py):
+
+    script ── schedule() ──> closure queue      _queue_lock
+                                  │ get()
+    thread per worker      Worker._process_closure, _process_resource_closure
+                                  │ in WorkerPreemptionHandler.wait_on_failure; if the worker is lost:
+                                  │ put_back(), _is_dead_with_error = error, set _cluster_due_for_update_or_finish,
+                                  │ wait for _worker_up_cond; then _on_worker_recovery() creates its datasets again
+    update thread          WorkerPreemptionHandler._preemption_handler, under _cluster_update_lock:
+                           wait for _cluster_due_for_update_or_finish, Context.update_server_def(all servers), notify
+
+`update_server_def` returns when all servers answer. So TensorFlow alone cannot add a worker, let one leave or take
+another address, or use one again while another one stays lost.
+
+**As long as nothing needs that, TensorFlow works alone**: its handler, workers, coordinator and strategy are its own.
+Two things differ. The update thread waits for lost workers in Python, not in C++, so that the wait can end
+(`_update_when_all_answer`). The index of a worker is a tensor in the chief (`WorkerIndex`).
+
+**Then `_switch` makes the workers elastic**, for the rest of the process: when the agent sends other workers than the
+first ones, when a lost worker has been back for 10 s while another is not, or when a ps is lost, too. The update thread
+ends, and `ElasticWorkers`, called by the thread of this module, does its work with the workers that are there.
+
+    elastic               the first part, and the switch
+    elastic_workers       the second part: which workers are used, and the threads of those that are not
+    elastic_states        the states of a worker, and the events that change them
+    elastic_resources     datasets, tables and variables of workers that join later
+    elastic_connections   which servers answer, and how RPCs to the others end
+"""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
+from tf4slurm.cluster import Address
 from tf4slurm.scripts.channel import ScriptChannel
+from tf4slurm.tensorflow.elastic_connections import check_servers
+from tf4slurm.tensorflow.elastic_resources import WorkerIndex
+
+logger = logging.getLogger(__name__)
 
 _VERSIONS = ("2.16", "2.21")
 """The first and the last supported version. Tested: 2.16, 2.18 and 2.21, whose coordinators are the same."""
 
+_POLL_SECONDS = 0.2
+_PATIENCE_SECONDS = 10.0  # workers that were lost together return at about the same time
+_MAX_UNUSABLE = 50  # in one message
+
 _PRIVATE_NAMES = {
-    "coordinator": ("_cluster", "_create_per_worker_resources", "_create_per_worker_variables"),
-    "cluster": ("workers", "closure_queue", "resource_cancellation_mgr", "failure_handler"),
-    "failure_handler": (
-        *("wait_on_failure", "_validate_preemption_failure", "_should_preemption_thread_run", "_worker_up_cond"),
-        *("_cluster_update_lock", "_cluster_due_for_update_or_finish", "_error_from_recovery"),
-    ),
-    "worker": (
-        *("_process_closure", "_process_resource_closure", "_on_worker_recovery", "_set_resources_aborted"),
-        *("_register_and_schedule_resource_closure", "_resource_remote_value_refs", "_resource_tracking_lock"),
-        "_is_dead_with_error",
-    ),
-    "queue": (
-        *("put_back", "clear_tag_unlocked", "_queue", "_queue_lock", "_queue_free_slot_condition"),
-        *("_cancellation_mgr", "_error", "_stop_waiting_condition"),
-    ),
+    "coordinator": {
+        "_cluster": "its workers, closure queue and failure handler",
+        "_create_per_worker_resources": "find new datasets and tables, which a joined worker needs, too",
+        "_create_per_worker_variables": "the same for variables on workers",
+    },
+    "cluster": {
+        "workers": "append joined workers",
+        "closure_queue": "put back the closure of a worker that is not in use",
+        "resource_cancellation_mgr": "create resources on joined workers",
+        "failure_handler": "see there",
+    },
+    "failure_handler": {
+        "_server_def": "recognize the calls of the update thread; the servers at the start",
+        "_cluster_due_for_update_or_finish": "end the update thread",
+        "_cluster_update_lock": "notify the threads of failed workers",
+        "_worker_up_cond": "notify the threads of failed workers",
+        "_should_preemption_thread_run": "end with the cluster",
+        "_validate_preemption_failure": "let a joined worker leave on which the first closure fails",
+    },
+    "worker": {
+        "_process_closure": "run no closure on a worker that is not in use",
+        "_process_resource_closure": "the same",
+        "_on_worker_recovery": "wait until the worker is in use; create its resources again",
+        "_is_dead_with_error": "find failed workers; mark disconnected ones",
+        "_resource_tracking_lock": "mark the resources of a disconnected worker as lost",
+        "_resource_remote_value_refs": "the same; find resources that are older than a joined worker",
+        "_set_resources_aborted": "mark the resources of a disconnected worker as lost",
+        "_register_and_schedule_resource_closure": "create resources on joined workers",
+    },
+    "queue": {
+        "clear_tag_unlocked": "create no resource on a disconnected worker",
+        "_queue_lock": "the same",
+        "_cancellation_mgr": "tell cancelled closures from failed ones",
+    },
 }
-"""What `elastic_workers` uses of TensorFlow's private classes."""
+"""What this module and those that begin with `elastic_` use of TensorFlow's private classes, and why."""
 
 
 def make_elastic(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-    """Let workers join and leave on the agent's request, and use each lost worker again as soon as it answers.
+    """Let workers join and leave on the agent's request, and return one by one after losses.
 
     The chief reports the workers in use to the agent, or the reason why they cannot change. If they cannot change,
     TensorFlow's own recovery remains: it waits until all lost workers are back.
@@ -47,11 +109,97 @@ def make_elastic(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel
     """
     reason = _find_obstacle(coordinator)
     if not reason:
-        from tf4slurm.tensorflow.elastic_workers import ElasticWorkers  # subclasses private classes of TensorFlow
-
-        ElasticWorkers(coordinator, cluster, channel).start()
+        WorkerWatch(coordinator, cluster, channel).start()
     elif channel is not None:
         channel.send(workers_error=reason)
+
+
+class WorkerWatch:
+    """Reports the workers in use, and makes the workers elastic when that is needed."""
+
+    def __init__(self, coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
+        """Let calls of `update_server_def` come here; the arguments are those of `make_elastic`."""
+        self._coordinator = weakref.ref(coordinator)  # its destructor ends the cluster
+        self._cluster = coordinator._cluster
+        self._handler = self._cluster.failure_handler
+        self._workers = _parse(enumerate(cluster["worker"]))
+        self._ps = _parse(enumerate(cluster["ps"]))
+        self._channel = channel
+        self._reported: dict[str, object] = {}
+        self._reason = ""  # why the workers must become elastic
+        self._elastic: Any = None  # the ElasticWorkers
+        self._update_server_def = context.context().update_server_def
+        context.context().update_server_def = self._update_when_all_answer
+        for worker in self._cluster.workers:
+            worker.worker_index = WorkerIndex(worker.worker_index)
+
+    def start(self) -> None:
+        """Report the workers in use, and watch them in a thread."""
+        self._report()
+        threading.Thread(target=self._run, name="tf4slurm-workers", daemon=True).start()
+
+    def _run(self) -> None:
+        while self._handler._should_preemption_thread_run and threading.main_thread().is_alive():
+            workers = _parse(self._channel.desired.workers if self._channel is not None else ()) or self._workers
+            if workers != self._workers:
+                self._reason = self._reason or "other workers are to be used"
+            if self._elastic is not None:
+                self._elastic.update(workers)
+            elif self._reason:
+                self._switch()
+            self._report()
+            time.sleep(_POLL_SECONDS)
+
+    def _switch(self) -> None:
+        """Make the workers elastic. Functions that are being registered now have a poll's time to end."""
+        from tf4slurm.tensorflow.elastic_workers import ElasticWorkers  # subclasses private classes of TensorFlow
+
+        coordinator = self._coordinator()
+        if coordinator is not None:
+            logger.info("TensorFlow's workers become elastic: %s", self._reason)
+            self._elastic = ElasticWorkers(coordinator, self._cluster, self._workers, self._ps, self._update_server_def)
+            self._handler._cluster_due_for_update_or_finish.set()  # the update thread ends in its update
+
+    def _report(self) -> None:
+        if self._channel is None:
+            return
+        if self._elastic is not None:
+            used, unusable = self._elastic.used, tuple(self._elastic.unusable.items())
+        else:
+            used, unusable = self._workers.keys() - self._find_failed(), ()
+        # other unusable workers follow when the first have left
+        changes: dict[str, object] = {"workers": tuple(sorted(used)), "unusable_workers": unusable[:_MAX_UNUSABLE]}
+        if changes != self._reported:
+            self._reported = changes
+            self._channel.send(**changes)
+
+    def _find_failed(self) -> set[int]:
+        return {index for index, worker in enumerate(self._cluster.workers) if worker._is_dead_with_error}
+
+    def _update_when_all_answer(self, server_def: Any) -> None:
+        """Call TensorFlow's `update_server_def` when all servers answer; it would wait for them in C++.
+
+        If the workers must be elastic, or the cluster has been stopped, end the update thread, which is the caller.
+        """
+        if server_def is not self._handler._server_def:  # another strategy connects
+            self._update_server_def(server_def)
+            return
+        back_since = time.monotonic()
+        while self._handler._should_preemption_thread_run and not self._reason:
+            failed = {index: self._workers[index] for index in self._find_failed()}
+            missing = _find_missing(failed) or _find_missing(self._workers)
+            ps = check_servers(self._ps)
+            if None in ps.values():
+                self._reason = "a ps is lost, which ends the wait for workers"
+            elif not missing and all(ps.values()):
+                self._update_server_def(server_def)
+                return
+            elif not missing or failed.keys() <= set(missing):
+                back_since = time.monotonic()  # no failed worker is back
+            elif time.monotonic() - back_since > _PATIENCE_SECONDS:
+                self._reason = f"worker/{missing[0]} is missing, but another worker is back"
+            time.sleep(_POLL_SECONDS)
+        raise SystemExit  # ends a thread without a message, and releases its locks
 
 
 def capture_tables_in_loops() -> None:
@@ -65,6 +213,11 @@ def capture_tables_in_loops() -> None:
         return graph.capture(graph.outer_graph.capture_call_time_value(*arguments, **options))
 
     ControlFlowFuncGraph.capture_call_time_value = capture_call_time_value
+
+
+def _find_missing(servers: Mapping[int, Address]) -> list[int]:
+    """Return the indices of the servers that do not answer."""
+    return [index for index, answer in check_servers(servers).items() if not answer]
 
 
 def _find_obstacle(coordinator: Any) -> str:
@@ -88,3 +241,7 @@ def _find_obstacle(coordinator: Any) -> str:
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def _parse(texts: Iterable[tuple[int, str]]) -> dict[int, Address]:
+    return {index: Address.from_text(text) for index, text in texts}

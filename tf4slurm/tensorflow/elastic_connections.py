@@ -1,0 +1,102 @@
+"""Connect TensorFlow's context to workers, find out which servers answer, and end RPCs to those that do not.
+
+An RPC to a server that does not answer, such as one on a host that lost its power, waits for many minutes: TensorFlow's
+RPCs have no deadline and no keepalive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from tf4slurm.cluster import Address
+from tf4slurm.network.reachability import is_answering
+
+_ANSWER_SECONDS = 2.0
+_CHECK_SECONDS = 1.0
+_FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
+
+
+def check_servers(servers: Mapping[int, Address]) -> dict[int, bool | None]:
+    """Return the results of `is_answering`."""
+
+    async def check() -> list[bool | None]:
+        return await asyncio.gather(*(is_answering(address, _ANSWER_SECONDS) for address in servers.values()))
+
+    return dict(zip(servers, asyncio.run(check()) if servers else (), strict=True))
+
+
+def find_answering(servers: Mapping[int, Address]) -> dict[int, Address]:
+    """Return the servers that answer."""
+    return {index: servers[index] for index, answer in check_servers(servers).items() if answer}
+
+
+@contextlib.contextmanager
+def failing_fast(servers: Collection[Address]) -> Iterator[None]:
+    """Let each RPC fail during the block whose server is gone, or stops to answer. TensorFlow's would wait for it."""
+    before = os.environ[_FAIL_FAST]
+    os.environ[_FAIL_FAST] = "true"
+    is_over = threading.Event()
+    numbered = dict(enumerate(servers))
+
+    def watch() -> None:
+        while not is_over.wait(_CHECK_SECONDS):
+            end_rpcs(numbered, find_answering(numbered))
+
+    threading.Thread(target=watch, name="tf4slurm-workers-update", daemon=True).start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        os.environ[_FAIL_FAST] = before
+
+
+def end_rpcs(servers: Mapping[int, Address], alive: Collection[int]) -> None:
+    """Let the RPCs to those servers fail that are not in `alive`, and so the closures that run there."""
+    shut_down_connections({address for index, address in servers.items() if index not in alive})
+
+
+def shut_down_connections(addresses: Collection[Address]) -> None:
+    """Shut down this process's TCP connections to these addresses, so that the RPCs over them fail.
+
+    The connections belong to gRPC in TensorFlow, which has no function for this: they are found by their descriptors.
+    """
+    peers = set()
+    for address in addresses:
+        with contextlib.suppress(socket.gaierror):
+            peers |= {found[4][:2] for found in socket.getaddrinfo(*address, type=socket.SOCK_STREAM)}
+    for name in os.listdir("/proc/self/fd") if peers else ():
+        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+            duplicate = os.dup(int(name))
+            if not os.readlink(f"/proc/self/fd/{duplicate}").startswith("socket:"):
+                os.close(duplicate)
+                continue
+            with socket.socket(fileno=duplicate) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    host, port = connection.getpeername()[:2]
+                    if (host.removeprefix("::ffff:"), port) in peers:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def lock_function_registration(context: Any, lock: Any) -> None:
+    """Hold the lock while a function is registered on all workers.
+
+    All tracing registers functions: of closures, datasets, `evaluate`, saves and the script. TensorFlow first lists the
+    workers, and then looks each up (EagerContext::MaybeRegisterFunctionRemotely). If one leaves in between, it fails
+    with "Client for target … not found".
+    """
+
+    def locked(register: Callable[[Any], None]) -> Callable[[Any], None]:
+        def register_locked(function: Any) -> None:
+            with lock:
+                register(function)
+
+        return register_locked
+
+    for name in ("add_c_function", "add_function_def"):
+        setattr(context, name, locked(getattr(context, name)))

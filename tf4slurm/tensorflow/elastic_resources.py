@@ -1,0 +1,81 @@
+"""What workers have each for itself: an index, and datasets' iterators, tables and variables.
+
+In TensorFlow, a PerWorkerValue has one RemoteValue per worker, in the order of their indices. Each RemoteValue belongs
+to a closure that creates it on its worker, again after the worker was lost. For a joined worker, a closure of the same
+function is made, and its RemoteValue is appended.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+class WorkerIndex(int):
+    """The index of a worker; as a tensor, which functions may capture, it is in the chief.
+
+    TensorFlow would create the tensor on the worker while it holds the GIL: a stopped worker would stop this process.
+    """
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+            return tf.constant(int(self), dtype, name=name or "index")
+
+
+class PerWorkerResources:
+    """The resources that a coordinator has created on workers, also for workers that join later."""
+
+    def __init__(self, coordinator: Any, cluster: Any) -> None:
+        """Find the resources of the coordinator, and follow those to come.
+
+        Nobody has a list of them. Python's garbage collector knows all objects; the search takes less than 1 s.
+        """
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._known: list[weakref.ref[Any]] = []  # functions may capture them
+        for name in ("_create_per_worker_resources", "_create_per_worker_variables"):
+            setattr(coordinator, name, self._remember(getattr(coordinator, name)))
+        resources = [resource() for worker in cluster.workers for resource in worker._resource_remote_value_refs]
+        own = set(map(id, filter(None, resources)))
+        per_worker_value = tf.distribute.coordinator.PerWorkerValue
+        found = [each for each in gc.get_objects() if issubclass(type(each), per_worker_value)]
+        with self._lock:
+            self._known += [weakref.ref(values) for values in found if id(values._values[0]) in own]
+
+    def complete(self, closure: Any) -> bool:
+        """Create the resources that the closure may need on all workers; return whether any was missing."""
+        workers = tuple(self._cluster.workers)
+        is_incomplete = False
+        with self._lock:
+            captured = (each() for each in self._known)
+            for values in (*captured, *tf.nest.flatten((closure._args, closure._kwargs))):
+                if isinstance(values, tf.distribute.coordinator.PerWorkerValue) and len(values._values) < len(workers):
+                    is_incomplete = True
+                    first = values._values[0]
+                    values._values += tuple(_copy_to(first, worker) for worker in workers[len(values._values) :])
+        return is_incomplete
+
+    def _remember(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        def create_and_remember(*args: Any, **kwargs: Any) -> Any:
+            values = create(*args, **kwargs)
+            with self._lock:
+                self._known = [each for each in self._known if each() is not None] + [weakref.ref(values)]
+            return values
+
+        return create_and_remember
+
+
+def _copy_to(resource: Any, worker: Any) -> Any:
+    """Create the same resource on another worker."""
+    original = resource._closure
+    closure = type(original)(
+        original._function, worker._cluster.resource_cancellation_mgr, original._args, original._kwargs
+    )
+    copied = worker._register_and_schedule_resource_closure(closure)
+    copied._type_spec = resource._type_spec
+    return copied

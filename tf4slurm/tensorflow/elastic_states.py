@@ -1,0 +1,81 @@
+"""The states of the workers of a coordinator, once tf4slurm updates them: a table, and a lock for its readers."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterable
+from typing import Literal
+
+
+class WorkerState(enum.Enum):
+    """Whether a worker may run closures."""
+
+    OUT = "its thread waits; TensorFlow is not connected to it, or it has failed"
+    IDLE = "it is connected, and its thread may take a closure"
+    RUNNING = "it runs a closure, and its thread may take the next one"
+    FINISHING = "it runs its last closure"
+
+
+WorkerEvent = Literal["begin", "end", "fail", "release", "connect"]
+"""What changes the state of a worker.
+
+begin, end: Its thread has taken a closure, or is done with it.
+fail: A closure has failed because the worker is lost.
+release: It should not be used any more, or does not answer.
+connect: TensorFlow has connected to it.
+"""
+
+OUT, IDLE, RUNNING, FINISHING = WorkerState
+
+# fmt: off
+_NEXT: dict[WorkerState, dict[WorkerEvent, WorkerState]] = {
+    OUT:       {"begin": OUT,     "end": OUT,  "fail": OUT, "release": OUT,       "connect": IDLE},
+    IDLE:      {"begin": RUNNING, "end": IDLE, "fail": OUT, "release": OUT,       "connect": IDLE},
+    RUNNING:   {"begin": RUNNING, "end": IDLE, "fail": OUT, "release": FINISHING, "connect": RUNNING},
+    FINISHING: {"begin": OUT,     "end": OUT,  "fail": OUT, "release": FINISHING, "connect": FINISHING},
+}
+# fmt: on
+"""The state after an event. OUT begins no closure, because its thread waits.
+
+A worker that has failed may be connected again before its thread, which waits, ends the failed closure: IDLE ends.
+"""
+
+
+class WorkerStates:
+    """The state of each worker by index. Thread-safe."""
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        """Begin with these workers, connected."""
+        self._states = dict.fromkeys(indices, IDLE)
+        self._changed = threading.Condition()
+        self._is_stopped = False
+
+    def change(self, event: WorkerEvent, indices: Iterable[int]) -> None:
+        """Apply an event to each of these workers."""
+        with self._changed:
+            for index in indices:
+                self._states[index] = _NEXT[self._states.get(index, OUT)][event]
+            self._changed.notify_all()
+
+    def begin(self, index: int) -> bool:
+        """Apply "begin"; return whether the worker may run a closure."""
+        with self._changed:
+            self.change("begin", [index])
+            return self._states[index] is RUNNING
+
+    def find(self, *states: WorkerState) -> set[int]:
+        """Return the workers in one of these states."""
+        with self._changed:
+            return {index for index, state in self._states.items() if state in states}
+
+    def wait_until_used(self, index: int) -> None:
+        """Wait until the worker may run closures, or `stop` is called."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._states.get(index, OUT) in (IDLE, RUNNING) or self._is_stopped)
+
+    def stop(self) -> None:
+        """Let all threads that wait go on."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
