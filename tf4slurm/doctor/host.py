@@ -45,7 +45,7 @@ def check_host(
         probe_name: Unique name of the test file that this host writes into the run directory.
 
     Returns:
-        The findings, and the clock skew from `probe_file`, or None if the test file cannot be written.
+        The findings, and the clock skew (see `probe_file`). The skew is None if the test file cannot be written.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [

@@ -116,7 +116,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
 
 
 def format_ports(ports: Sequence[int]) -> str:
-    """Format ports in Slurm's notation, for `parse_ports`."""
+    """Return ports in Slurm's notation, such as "23000-23149,23500". `parse_ports` reads it."""
     ranges: list[list[int]] = []
     for port in ports:
         if ranges and port == ranges[-1][1] + 1:

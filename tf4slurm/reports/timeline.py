@@ -107,8 +107,8 @@ def make_timeline(
     Args:
         events: The job's events.
         names: The tasks by rank. Tasks that only events name are added.
-        end: When the job ended or was last seen, if this is after its last event.
-        queued: When Slurm queued and started the job, both before 0.
+        end: The time at which the job ended or was last seen, if this is after its last event.
+        queued: The times at which Slurm queued and started the job. Both are negative.
         joined: The joined workers, whose timelines begin when they registered.
     """
     builder = _TimelineBuilder(names, joined)
