@@ -73,7 +73,10 @@ class SlurmEnvironmentError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class NodelistError(Tf4SlurmError, ValueError):
-    """The text `nodelist` is not a list of nodes; `position` is the 0-based position of the first error."""
+    """The text `nodelist` is not a list of nodes.
+
+    `position` is the 0-based position of the first error.
+    """
 
     exit_code = EXIT_USAGE
     nodelist: str
@@ -86,7 +89,7 @@ class LayoutError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class InterfaceError(Tf4SlurmError):
-    """The network interface does not exist on this host or has no address; `available` lists usable interfaces."""
+    """The network interface does not exist on this host or has no address. `available` lists usable interfaces."""
 
     interface: str
     available: Sequence[str] = ()
@@ -121,7 +124,7 @@ class RunDirectoryError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SchemaVersionError(Tf4SlurmError):
-    """A newer version of tf4slurm wrote the file `path` of a job; `version` is its schema version."""
+    """A newer version of tf4slurm wrote the file `path` of a job. `version` is its schema version."""
 
     path: str
     version: int
@@ -134,7 +137,7 @@ class RendezvousError(Tf4SlurmError):
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Not all tasks registered in time; the message names the missing tasks."""
+    """Not all tasks registered in time. The message names the missing tasks."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -146,17 +149,17 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RendezvousClosedError(RendezvousError):
-    """The control service refused this task; `reason` has the cause. A retry would not help."""
+    """The control service refused this task. `reason` has the cause. A retry would not help."""
 
     reason: str
 
 
 class BarrierError(RendezvousError):
-    """A barrier broke; the message names the tasks that did not arrive."""
+    """A barrier broke. The message names the tasks that did not arrive."""
 
 
 class DataShardsError(Tf4SlurmError):
-    """The launcher does not lease shards to this task; the message has the reason."""
+    """The launcher does not lease shards to this task. The message has the reason."""
 
 
 class AuthenticationError(RendezvousError):
@@ -177,7 +180,7 @@ class ShutdownTimeoutError(ShutdownError, TimeoutError):
 
 
 class KerasError(Tf4SlurmError):
-    """Keras 3 does not support a call under a multi-process strategy; the message names the alternatives."""
+    """Keras 3 does not support a call under a multi-process strategy. The message names the alternatives."""
 
     __init__ = Exception.__init__  # with another __init__, AutoGraph replaces the error of a traced function
 
@@ -191,7 +194,7 @@ class TrainingError(Tf4SlurmError):
 
 
 class ParameterServerLostError(TrainingError):
-    """A ps is lost with its variables; another attempt must resume from a checkpoint."""
+    """A ps is lost with its variables. Another attempt must resume from a checkpoint."""
 
 
 class TrainingTimeoutError(TrainingError, TimeoutError):
@@ -212,7 +215,7 @@ class UnknownJobError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class UnknownTaskError(Tf4SlurmError):
-    """No task of the job matches; `tasks` lists the tasks that have logs."""
+    """No task of the job matches. `tasks` lists the tasks that have logs."""
 
     exit_code = EXIT_USAGE
     tasks: Sequence[str] = ()
@@ -235,7 +238,7 @@ class JobStateError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class WaitTimeoutError(Tf4SlurmError, TimeoutError):
-    """The `jobs` did not end in time; they continue to run."""
+    """The `jobs` did not end in time. They continue to run."""
 
     exit_code = EXIT_WAIT_TIMEOUT
     jobs: Sequence[str]
@@ -247,7 +250,7 @@ class MessageError(Tf4SlurmError, ValueError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OptionError(Tf4SlurmError, ValueError):
-    """An option of a job is unknown or invalid, or contradicts another one; `option` is its name."""
+    """The `option` of a job is unknown or invalid, or contradicts another one."""
 
     exit_code = EXIT_USAGE
     option: str
@@ -262,7 +265,7 @@ class MissingDependencyError(Tf4SlurmError, ImportError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SettingsError(Tf4SlurmError):
-    """Settings cannot be used; `source` is the file or variable that contains them."""
+    """Settings cannot be used. `source` is the file or variable that contains them."""
 
     exit_code = EXIT_USAGE
     source: str
@@ -277,7 +280,10 @@ class UntrustedFileError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaunchError(Tf4SlurmError):
-    """The program `command` failed. `returncode` is negative after a timeout; `stderr` is its error output."""
+    """The program `command` failed.
+
+    `returncode` is negative after a timeout. `stderr` is the error output of the program.
+    """
 
     command: Sequence[str]
     returncode: int = 0

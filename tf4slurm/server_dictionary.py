@@ -288,7 +288,7 @@ def form_cluster(
 
 
 def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
-    """Return the sidecar's first line; "" if it exits, is stopped by a signal, or does not answer in time."""
+    """Return the sidecar's first line, or "" if it exits, is stopped by a signal, or does not answer in time."""
     assert sidecar.stdout is not None
     poll = select.poll()
     poll.register(sidecar.stdout)
@@ -325,7 +325,10 @@ def _has_exited(sidecar: subprocess.Popen[str], timeout_seconds: float) -> bool:
 def _wait_for_sidecar(
     sidecar: subprocess.Popen[str], wait: Callable[[float], bool], timeout_seconds: float | None
 ) -> bool:
-    """Call `wait(seconds)` until it is True; return False at the timeout, or if a signal has stopped the sidecar."""
+    """Call `wait(seconds)` until it is True.
+
+    Return False at the timeout, or if a signal has stopped the sidecar.
+    """
     left, stopped_seconds = math.inf if timeout_seconds is None else timeout_seconds, 0.0
     while left > 0 and stopped_seconds < STOPPED_SECONDS:
         if wait(_POLL_SECONDS):

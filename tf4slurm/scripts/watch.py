@@ -47,7 +47,7 @@ def watch_sidecar(
 
 
 def call_after_training(function: Callable[[], object]) -> None:
-    """Call a function in the thread when no task needs the ps any more; do nothing without a sidecar."""
+    """Call a function in the thread when no task needs the ps any more. Without a sidecar, do nothing."""
     for watch in _watches:
         watch.functions.append(function)
 
