@@ -1,1 +1,1 @@
-"""Keras 3: `fit`, `evaluate` and `predict` on parameter servers."""
+"""Train Keras 3 models on parameter servers, and evaluate them: `fit`, `evaluate` and `predict`."""

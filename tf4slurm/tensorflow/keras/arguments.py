@@ -1,4 +1,4 @@
-"""Arguments of Keras's `fit`, `evaluate` and `predict` that the functions of the same names do not have."""
+"""Explain those arguments of Keras's `fit`, `evaluate` and `predict` that our functions of these names do not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Argument(NamedTuple):
-    """An argument of Keras.
+    """An argument of a Keras method that our function of this name does not have.
 
     Attributes:
         accepted: The values that mean the same as leaving the argument out.
@@ -52,9 +52,9 @@ _ARGUMENTS: Mapping[str, Mapping[str, _Argument]] = {
 
 
 def explain_keras_arguments(function: _F) -> _F:
-    """Let a function explain arguments of Keras's method of that name: a decorator.
+    """Decorate a function so that it explains arguments of the Keras method of the same name.
 
-    Values that change nothing are accepted; others raise TypeError with what to do instead.
+    Values that change nothing are accepted. Other values raise a TypeError that says what to do instead.
     """
     name, known = function.__name__, _ARGUMENTS[function.__name__]
 
@@ -77,8 +77,8 @@ def weight_classes(dataset_fn: Any, class_weight: Mapping[int, float]) -> Callab
     Classes that `class_weight` does not name have the weight 1. `dataset_fn` may be a dataset.
 
     Raises:
-        TypeError, ValueError: `class_weight` is invalid; or when the function is called, the dataset has no targets of
-            a single output, or has weights already.
+        TypeError, ValueError: `class_weight` is invalid. The returned function raises ValueError if the dataset has
+            several outputs, no targets, or weights already.
     """
     if not isinstance(class_weight, Mapping):
         raise TypeError(f"class_weight is {class_weight!r}: expected a dict of weights by class, such as {{0: 1.0}}.")

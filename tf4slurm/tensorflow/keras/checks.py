@@ -1,4 +1,4 @@
-"""Checks of the arguments of `fit`, `evaluate` and `predict`, before anything is started."""
+"""Check the arguments of `fit`, `evaluate` and `predict` before anything is started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_model(model: Any, coordinator: Any, needs_compile: bool = True) -> Non
 
 
 def check_ps_options(model: Any, coordinator: Any) -> None:
-    """Raise ValueError for options of compile() that cannot be used with parameter servers."""
+    """Raise ValueError for options of `compile` that cannot be used with parameter servers."""
     for name in ("jit_compile", "run_eagerly"):
         if coordinator is not None and getattr(model, name) is True:
             raise ValueError(
@@ -49,7 +49,7 @@ def check_ps_options(model: Any, coordinator: Any) -> None:
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
-    """Return the callbacks; raise TypeError or ValueError for one that Keras cannot call."""
+    """Return the callbacks as a list. Raise TypeError or ValueError for one that Keras cannot call."""
     known = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
     own = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks or ())
     for each in own:
@@ -66,7 +66,7 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 
 def check_data(dataset_fn: Any, coordinator: Any, steps_per_epoch: int | None) -> int:
-    """Return the number of steps in an epoch; raise TypeError or ValueError for invalid data."""
+    """Return the number of steps in an epoch. Raise TypeError or ValueError for invalid data."""
     is_dataset = isinstance(dataset_fn, tf.data.Dataset)
     if not callable(dataset_fn) and not (is_dataset and coordinator is None):
         raise TypeError(
@@ -97,5 +97,5 @@ def make_callback_list(model: Any, callbacks: list[Any], verbose: str | int, add
 
 
 def describe_data(data: Any) -> str:
-    """Describe data in an error."""
+    """Return a short description of the data for an error."""
     return "a dataset" if isinstance(data, tf.data.Dataset) else f"of type {type(data).__name__}"

@@ -1,4 +1,4 @@
-"""`evaluate` and `predict` for Keras 3 models, on parameter servers or without them."""
+"""Evaluate Keras 3 models, and predict with them, on parameter servers or without them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tf4slurm.tensorflow.keras.checks import check_callbacks, check_model, descr
 from tf4slurm.tensorflow.keras.execution import InThisProcess, OnWorkers, make_execution
 from tf4slurm.tensorflow.keras.step import KerasStep, build
 
-_BATCH_SIZE = 32  # of arrays, as in Keras
+_BATCH_SIZE = 32  # rows per batch of arrays, as in Keras
 
 
 @explain_keras_arguments
@@ -33,17 +33,19 @@ def evaluate(
     verbose: str | int = "auto",
     timeout_seconds: float = 600.0,
 ) -> dict[str, Any]:
-    """Return loss and metrics of a compiled Keras 3 model over a dataset, by name: floats, or arrays as of F1Score.
+    """Return the loss and metrics of a compiled Keras 3 model over a dataset, by name.
 
-    Every batch counts once, even if a worker is lost. For this, each worker calls the function and takes every n-th
-    batch, so all calls must return the same batches in the same order.
+    The values are floats, or arrays for metrics such as F1Score. Every batch counts once, even if a worker is lost. For
+    this, each of n workers calls the function `data` and takes every n-th batch, so all calls must return the same
+    batches in the same order.
 
     Args:
-        model: As for `fit`, like `coordinator`, `callbacks` and `verbose`.
+        model, coordinator, callbacks, verbose: As for `fit`.
         data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
-        steps: Number of batches; by default the whole dataset.
-        batch_size: Rows of each batch of arrays (default 32); a dataset has batches already.
-        on: "workers" (default for a function) or "chief" (default for a dataset or arrays); only with a coordinator.
+        steps: Number of batches (default: the whole dataset).
+        batch_size: Rows of each batch of arrays (default 32). A dataset has batches already.
+        on: With a coordinator, where the model is evaluated: "workers" (default for a function) or "chief" (default for
+            a dataset or arrays).
         timeout_seconds: Timeout in seconds for a worker's part of the evaluation (default 600).
 
     Raises:
@@ -68,9 +70,10 @@ def predict(
     on: str | None = None,
     timeout_seconds: float = 600.0,
 ) -> Any:
-    """Return the model's outputs for all batches of a dataset, in their order, as numpy arrays; in each worker in step.
+    """Return the model's outputs for all batches of a dataset, in the order of the dataset, as numpy arrays.
 
-    Arguments and exceptions are those of `evaluate`; the model need not be compiled.
+    Arguments and exceptions are those of `evaluate`. The model need not be compiled. With MultiWorkerMirroredStrategy,
+    every worker returns all outputs.
     """
     check_model(model, coordinator, needs_compile=False)
     execution = make_execution(model, coordinator, timeout_seconds)
@@ -78,7 +81,7 @@ def predict(
 
 
 class _SplitDataset:
-    """A dataset that `evaluate` or `predict` reads in parts."""
+    """A dataset that `evaluate` or `predict` reads in parts, one per worker."""
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class _SplitDataset:
         return iter(dataset.shard(self._execution.count_parts(self._on), index))
 
     def _trace(self, function: Callable[[Any], Any]) -> Any:
-        """Return a traced function of the number of a part."""
+        """Trace a function whose argument is the index of a part."""
         subject = "The function of the dataset"
         with explain_large_array(subject):
             traced = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -120,7 +123,7 @@ class _SplitDataset:
 
 
 class Evaluation(_SplitDataset):
-    """Evaluates a model on a dataset: in `evaluate` once, in `fit` after each epoch."""
+    """Evaluates a model on a dataset, once in `evaluate`, or after epochs in `fit`."""
 
     _function: Any = None
 

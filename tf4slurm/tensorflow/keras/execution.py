@@ -1,4 +1,4 @@
-"""Where `fit`, `evaluate` and `predict` run a model: on the workers of a ps strategy, or in this process."""
+"""Run a model for `fit`, `evaluate` and `predict`, on the workers of a ParameterServerStrategy or in this process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tf4slurm.tensorflow.keras.step import KerasStep
 from tf4slurm.tensorflow.step_closure import StepClosure
 from tf4slurm.tensorflow.training import run_closures, translate_errors
 
-_FLAGS = "flags"  # under this name, workers in step add up whether to stop or to end, so that all end at the same step
-_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")  # write files: of workers in step, only the first calls them
+_FLAGS = "flags"  # under this name, the workers sum up their requests to stop or end, so that all end at the same step
+_WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")  # they write files, so only the first worker calls them
 
 
 def make_execution(model: Any, coordinator: Any, timeout_seconds: float) -> OnWorkers | InThisProcess:
-    """Return where the model runs."""
+    """Return the object that runs the model, on the workers if there is a coordinator."""
     return InThisProcess(model) if coordinator is None else OnWorkers(model, coordinator, timeout_seconds)
 
 
@@ -33,21 +33,21 @@ class OnWorkers:
     is_alone = True  # no other process calls `fit`, `evaluate` or `predict`
 
     def __init__(self, model: Any, coordinator: Any, timeout_seconds: float) -> None:
-        wait_for_closures(coordinator, timeout_seconds)  # before variables are created, restored or read
+        wait_for_closures(coordinator, timeout_seconds)  # those of an earlier call could change variables meanwhile
         self.model = model
         self.strategy = coordinator.strategy
         self._coordinator = coordinator
         self._timeout_seconds = timeout_seconds
         self._iterator: Any = None
         self._closure: StepClosure | None = None
-        self._num_parts = count_tasks("worker")  # graphs contain it, so it remains when workers join or leave
+        self._num_parts = count_tasks("worker")  # graphs contain it, so it does not change when workers join or leave
 
     def open(self, dataset_fn: Callable[[], Any]) -> Any:
-        """Create the datasets of the workers; return the specification of a batch."""
+        """Create the datasets of the workers. Return the element spec of a batch."""
 
         def repeated() -> Any:
             if count_tasks("worker") > 1:  # with the seed of keras.utils.set_random_seed, all would shuffle alike
-                tf.compat.v1.set_random_seed(None)  # of this function's graph
+                tf.compat.v1.set_random_seed(None)  # changes only the seed of this function's graph
             return dataset_fn().repeat()
 
         datasets = create_per_worker_dataset(self._coordinator, tf.function(repeated))
@@ -67,7 +67,7 @@ class OnWorkers:
         epoch_end: int,
         last_step: int,
     ) -> bool:
-        """Train until the counter reaches `target`; return whether the job was asked to stop.
+        """Train until the counter reaches `target`. Return whether the job was asked to stop.
 
         `epoch_end` and `last_step` are the steps at which the epoch and the whole training will end. A checkpoint is
         saved when due, at the end of the epoch and at a stop.
@@ -111,7 +111,7 @@ class OnWorkers:
 
 
 class _EvaluationWork:
-    """The parts of an evaluation or prediction, as units of a `ClosureRunner`."""
+    """The parts of an evaluation or prediction. Each is a unit of work of a `ClosureRunner`."""
 
     def __init__(self, coordinator: Any, function: Any, count: int) -> None:
         self.results: dict[int, Any] = {}
@@ -136,7 +136,7 @@ class _EvaluationWork:
         self.results[index] = result
 
     def check_ps(self) -> None:
-        """Nothing to read: running the closure again shows whether a ps is lost."""
+        """Do nothing, because running the closure again shows whether a ps is lost."""
 
     def describe_timeout(self) -> str:
         return (
@@ -146,7 +146,10 @@ class _EvaluationWork:
 
 
 class InThisProcess:
-    """Runs steps and evaluations in this process; with MultiWorkerMirroredStrategy in all workers at the same time."""
+    """Runs steps and evaluations in this process.
+
+    With MultiWorkerMirroredStrategy, all workers run them at the same time.
+    """
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -161,7 +164,7 @@ class InThisProcess:
         self._mean = tf.function(self._mean_of_replicas)
 
     def open(self, dataset_fn: Any) -> Any:
-        """Create the dataset; return the specification of a batch."""
+        """Create the dataset. Return the element spec of a batch."""
         make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
         spec: list[Any] = []
         for _ in range(self._part[1]):  # with the same global seed, all workers would shuffle alike
@@ -191,7 +194,7 @@ class InThisProcess:
         epoch_end: int,
         last_step: int,
     ) -> bool:
-        """Train as `OnWorkers.train`."""
+        """Train as `OnWorkers.train` does."""
         if self._train is None:
             self._train = self._make_function(step_fn)
         step = first = int(counter.numpy())
@@ -238,7 +241,7 @@ class InThisProcess:
         return [_to_numpy(function(tf.constant(self._part[1] if on == "workers" else 0, tf.int64)))]
 
     def gather(self, parts: list[Any]) -> list[Any]:
-        """Return the predictions of the parts of all workers, in their order."""
+        """Return the predictions of all workers, in the order of the workers."""
         if self.is_alone:
             return parts
         (own,) = parts
@@ -247,9 +250,9 @@ class InThisProcess:
         return [{"sizes": each, "outputs": rows} for each, *rows in zip(sizes, *outputs, strict=True)]
 
     def _gather_of_workers(self, values: Any) -> list[Any]:
-        """Return an array of each worker, of which these are the values of this worker."""
+        """Return the `values` of all workers, one array per worker."""
         lengths = self._gather(tf.constant([len(values)]))
-        replicas_of_worker = len(lengths) // self._part[0]  # each gives the same values
+        replicas_of_worker = len(lengths) // self._part[0]  # all replicas of a worker give the same values
         return np.split(self._gather(tf.constant(values)), np.cumsum(lengths)[:-1])[::replicas_of_worker]
 
     def _gather(self, values: Any) -> Any:

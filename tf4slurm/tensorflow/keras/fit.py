@@ -1,4 +1,4 @@
-"""`fit`: train a compiled Keras 3 model, on parameter servers or without them."""
+"""Train a compiled Keras 3 model with `fit`, on parameter servers or without them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tf4slurm.tensorflow.keras.execution import InThisProcess, OnWorkers, make_e
 from tf4slurm.tensorflow.keras.step import KerasStep, build
 from tf4slurm.tensorflow.keras.tensorboard import TensorBoardSteps
 
-_REPORT_SECONDS = 0.5
+_REPORT_SECONDS = 0.5  # least time between reports of steps to the job
 
 
 @explain_keras_arguments
@@ -50,39 +50,43 @@ def fit(
     verbose: str | int = "auto",
     timeout_seconds: float = 600.0,
 ) -> keras.callbacks.History:
-    """Train a compiled Keras 3 model, as `model.fit` does where it works; return Keras's History.
+    """Train a compiled Keras 3 model as `model.fit` does. Return Keras's History.
 
-    With a coordinator, the steps run on the workers of its ParameterServerStrategy, as in `run_steps`: asynchronously,
-    and again if a worker is lost. Without one, they run in this process, or with MultiWorkerMirroredStrategy in all
-    workers at the same time. Callbacks run in this process; with a coordinator, their batch methods are called for a
-    group of steps, about 10 times a second. TensorBoard counts steps, and profiles this process. Steps, loss and
-    metrics are reported to the job (`tf4slurm.report`). After a stop request, fit saves a checkpoint and returns
-    without `on_epoch_end` for the unfinished epoch.
+    Under ParameterServerStrategy and MultiWorkerMirroredStrategy, `model.fit` of Keras 3 fails, and this function
+    works. With a coordinator, the steps run asynchronously on the workers of its ParameterServerStrategy, as in
+    `run_steps`, and run again if a worker is lost. Without one, they run in this process, or with
+    MultiWorkerMirroredStrategy in all workers at the same time.
+
+    Callbacks run in this process. With a coordinator, their batch methods are called for groups of steps, about 10
+    times a second. The TensorBoard callback counts steps, and profiles this process. Steps, loss and metrics are
+    reported to the job (`tf4slurm.report`). After a stop request, fit saves a checkpoint and returns without
+    `on_epoch_end` for the unfinished epoch.
 
     Args:
-        model: The model, created and compiled in `with strategy.scope():`. With a coordinator, each scheduled closure
-            has the model's `steps_per_execution`, if given.
-        dataset_fn: Function that returns a tf.data.Dataset of batches; every worker calls it and repeats its dataset.
+        model: The model, created and compiled in `with strategy.scope():`. With a coordinator, its
+            `steps_per_execution`, if given, is the number of steps per closure.
+        dataset_fn: Function that returns a tf.data.Dataset of batches. Every worker calls it and repeats its dataset.
             Without a seed for `shuffle`, each worker shuffles in its own order, also after set_random_seed. Without a
             coordinator, a dataset is accepted too.
-        coordinator: The chief's ClusterCoordinator; None without parameter servers.
-        epochs: The epoch at which to end, including the epochs of a restored checkpoint.
-        steps_per_epoch: Steps of all workers together; required with a coordinator, else by default the length of the
-            dataset.
+        coordinator: The chief's ClusterCoordinator, or None (default) without parameter servers.
+        epochs: The epoch at which to end, including the epochs of a restored checkpoint (default 1).
+        steps_per_epoch: Steps of all workers together. Required with a coordinator. Otherwise the default is the length
+            of the dataset.
         validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
         validation_steps, validation_batch_size, validation_on: As `steps`, `batch_size` and `on` of `evaluate`.
-        validation_freq: Validate after every so many epochs (default 1).
-        class_weight: The weight of each class in the loss, by the class's number, as in Keras.
+        validation_freq: Number of epochs from one validation to the next (default 1).
+        class_weight: The weight of each class in the loss, by class number, as in Keras.
         checkpoints: A `Checkpoints` object, or a directory whose newest checkpoint is restored. Both save after every
-            epoch and on a stop request; the object may save more often.
-        initial_epoch: The first epoch without a restored checkpoint (default 0).
-        verbose: 0 (silent), 1 (progress bar), 2 (a line per epoch) or "auto": 1 in a terminal or notebook, else 2.
+            epoch and on a stop request. The object may save more often.
+        initial_epoch: The number of the first epoch if no checkpoint is restored (default 0).
+        verbose: 0 (silent), 1 (progress bar), 2 (a line per epoch) or "auto" (default): 1 in a terminal or notebook,
+            else 2.
         timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
 
     Raises:
-        TypeError, ValueError: An argument is invalid, or the model does not belong to the coordinator's strategy;
-            nothing was started.
-        KerasError: The model cannot be trained by several workers, such as one with a metric that keeps a maximum.
+        TypeError, ValueError: An argument is invalid, or the model does not belong to the coordinator's strategy.
+            Nothing was started.
+        KerasError: Several workers cannot train the model, for example because a metric keeps a maximum.
         ParameterServerLostError, TrainingTimeoutError, TrainingError, CheckpointError: As for `run_steps`.
     """
     epochs = check_integer("epochs", epochs, at_least=0)
@@ -119,7 +123,7 @@ def fit(
 
 @dataclass(eq=False)
 class _Training:
-    """One call of `fit`: epochs, callbacks, validation and checkpoints."""
+    """Runs the epochs, callbacks, validation and checkpoints of one call of `fit`."""
 
     execution: OnWorkers | InThisProcess
     counter: tf.Variable
@@ -168,7 +172,7 @@ class _Training:
     def _train_epoch(
         self, step_fn: KerasStep, epoch: int, callbacks: Any, last_step: int
     ) -> tuple[bool, dict[str, Any]]:
-        """Train to the end of an epoch; return whether the job was asked to stop, and the epoch's logs."""
+        """Train to the end of an epoch. Return whether the job was asked to stop, and the epoch's logs."""
         first, target = int(self.counter.numpy()), (epoch + 1) * self.steps
         seen = first - epoch * self.steps
         reported: tuple[int, dict[str, Any]] = (0, {})
@@ -178,7 +182,8 @@ class _Training:
             nonlocal reported
             latest = {name: total - reported[1].get(name, 0.0) for name, total in last[1].items()}
             self._report(step_fn.logs(latest, last[0] - reported[0]), step)
-            self.reported_at, reported = time.monotonic(), last
+            self.reported_at = time.monotonic()
+            reported = last
 
         def observe(step: int, completed: int, sums: dict[str, Any]) -> bool:
             nonlocal seen, last
@@ -212,7 +217,7 @@ class _Training:
         return is_stopped, step_fn.logs(sums, completed)
 
     def _report(self, logs: dict[str, Any], step: int | None = None) -> None:
-        """Report the numbers to the job; it has no place for arrays."""
+        """Report the values to the job, except arrays, which a report cannot hold."""
         if self.execution.is_first and logs:
             numbers = {name: value for name, value in logs.items() if name != "step" and not np.ndim(value)}
             report(step=int(self.counter.numpy()) if step is None else step, **numbers)

@@ -1,11 +1,11 @@
 """Raise clear errors for operations of Keras 3 that fail under a strategy of several processes.
 
-Otherwise Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). It also miscounts
-variables on a ps: Keras reads a variable and assigns the sum, so workers overwrite each other's counts. This module
-makes such additions atomic; other code that would miscount raises KerasError.
+Without this module, Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). Keras
+also miscounts variables on a ps: it reads a variable and assigns the sum, so workers overwrite each other's counts.
+This module makes such additions atomic. Other code that would miscount raises KerasError.
 
 The classes of Keras are patched when a process creates such a strategy. TensorFlow has imported Keras 3 by then, except
-with TF_USE_LEGACY_KERAS=1; a later import stays unpatched.
+with TF_USE_LEGACY_KERAS=1. If Keras 3 is imported later, it stays unpatched.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 _FAILING = {
     "ParameterServerStrategy": ("fit", "evaluate", "predict"),
-    # predict_on_batch returns each row once per worker; predict is correct
+    # predict_on_batch returns each row once per worker, while predict is correct
     "MultiWorkerMirroredStrategy": ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"),
 }
-_REPLACED = ("fit", "evaluate", "predict")  # by functions of tf4slurm.tensorflow
+_REPLACED = ("fit", "evaluate", "predict")  # tf4slurm.tensorflow has functions of these names
 _OTHER_KERAS = (
     "or use Keras 2, where it works: pip install 'tf4slurm[tf-keras]', and set TF_USE_LEGACY_KERAS=1 "
     "before TensorFlow is imported."
@@ -38,12 +38,15 @@ _MISCOUNTING = {
     "dynamic_growth_steps": "pass the step at which the scale grows. Either use mixed_bfloat16, which needs no scale",
     "Nadam": "overwrite each other's product of rates. Either use Adam",
 }
-"""What several workers do to optimizer classes and attributes that miscount, and the alternative."""
+"""For each optimizer class and attribute that miscounts: what several workers do, and the alternative."""
 _FAILING_IN_STEP = {
     "gradient_accumulation_steps": "use larger batches",
     "ema_overwrite_frequency": "leave it out; `fit` uses the averages at its end",
 }
-"""Attributes of optimizers that change variables in a condition, which fails in step; and the alternative."""
+"""Alternatives to optimizer attributes that change variables in a condition.
+
+With MultiWorkerMirroredStrategy, such a condition fails.
+"""
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 _patched: set[int] = set()
 
@@ -114,9 +117,9 @@ def _add_atomically(assign: Callable[..., Any], variable: Any, value: Any) -> No
 
 
 def add_if_sum(variable: tf.Variable, value: Any) -> bool:
-    """If the tensor `value` is `variable + x` or `variable - x`, add or subtract x, and return True.
+    """Add or subtract x atomically if the tensor `value` is `variable + x` or `variable - x`.
 
-    The variable must have been read after its last assignment in this step.
+    Return whether this was done. It is not done if this step has assigned the variable after reading it for `value`.
     """
     kind, terms = value.op.type, list(value.op.inputs)
     if kind == "AddV2" and _reads(terms[1], variable):
@@ -147,7 +150,7 @@ def _reads(tensor: Any, variable: tf.Variable) -> bool:
 
 
 def _is_changed_since(read: Any, variable: tf.Variable) -> bool:
-    """Return whether the traced graph uses the variable after this operation, other than to read it.
+    """Return whether the traced graph may change the variable after the operation `read`.
 
     Operations of a graph have increasing ids.
     """
@@ -189,20 +192,20 @@ def _refuse_optimizer(build: Callable[..., Any], optimizer: Any, *arguments: Any
 
 
 def _clip_in_one_process(clip: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
-    """Clip gradients, except those of one of several replicas: `_clip_sum` clips their sum."""
+    """Clip gradients, unless there are several replicas. In that case, `_clip_sum` clips the sum of their gradients."""
     return gradients if _is_one_of_several() else clip(optimizer, gradients)
 
 
 def _clip_sum(add_up: Callable[..., Any], optimizer: Any, gradients_and_variables: Any) -> Any:
-    """Clip the sum of the gradients of all replicas, as in one process; Keras would add up clipped gradients.
+    """Clip the sum of the gradients of all replicas, as one process does.
 
-    TensorFlow adds up gradients of one dtype at a time.
+    Keras would add up clipped gradients. TensorFlow adds up gradients of one dtype at a time.
     """
     pairs = list(gradients_and_variables)
     if not pairs or not _is_one_of_several():
         return add_up(optimizer, pairs)
     gradients, variables = map(list, zip(*pairs, strict=True))
-    for dtype in dict.fromkeys(each.dtype for each in gradients if each is not None):  # in the order of all workers
+    for dtype in dict.fromkeys(each.dtype for each in gradients if each is not None):  # same order in all workers
         places = [place for place, each in enumerate(gradients) if each is not None and each.dtype == dtype]
         sums = add_up(optimizer, [(gradients[place], variables[place]) for place in places])
         for place, (total, _) in zip(places, sums, strict=True):

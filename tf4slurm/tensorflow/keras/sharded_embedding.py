@@ -1,4 +1,4 @@
-"""`ShardedEmbedding`: a Keras 3 layer with an embedding table in slices on the ps."""
+"""Provide `ShardedEmbedding`, a Keras 3 layer with an embedding table in slices on the ps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _TABLE = "table"
 
 
 class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
-    """Turns integer ids into vectors, as keras.layers.Embedding, with a table in slices on the ps.
+    """Turns integer ids into vectors, as keras.layers.Embedding does, with a table that is split over the ps.
 
-    Each ps looks up and updates some contiguous rows: a worker receives only the rows of its batch, while
-    `keras.layers.Embedding` sends the whole table to the worker in every step. A model with this layer is saved with
-    the table as one variable, which a process without ps or a job with another number of ps loads, too. `Checkpoints`,
-    as any tf.train.Checkpoint, saves the slices: give `slices` to restore it on another number of ps.
+    Each slice is a range of rows, which its ps looks up and updates. So a worker receives only the rows of its batch,
+    while `keras.layers.Embedding` sends the whole table to the worker in every step.
+
+    Keras saves the table as one variable. A process without ps, or a job with another number of ps, can load it.
+    `Checkpoints`, as any tf.train.Checkpoint, saves the slices. To restore them on another number of ps, give the
+    same number of `slices`.
     """
 
     def __init__(
@@ -33,18 +35,18 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         embeddings_regularizer: Any = None,
         **options: Any,
     ) -> None:
-        """Store the arguments; the variables are created when the layer is first used.
+        """Store the arguments. The variables are created when the layer is first used.
 
         Args:
-            input_dim: Number of rows: ids are 0 to input_dim - 1.
-            output_dim: Numbers per row.
-            slices: Number of slices; by default the number of ps of the current strategy, and 1 without ps.
+            input_dim: Number of rows of the table. The ids are 0 to input_dim - 1.
+            output_dim: Length of each vector.
+            slices: Number of slices (default: the number of ps of the current strategy, or 1 without ps).
             embeddings_initializer: Initializer of each slice.
             embeddings_regularizer: Regularizer of each slice. It reads the whole table in every step.
             options: Arguments of keras.layers.Layer.
 
         Raises:
-            ValueError: There are fewer rows than slices.
+            ValueError: `slices` is less than 1, or greater than the number of rows.
         """
         super().__init__(**options)
         self.input_dim = input_dim
@@ -72,13 +74,13 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of these ids, in a new last axis of length output_dim."""
+        """Return the vectors of these ids, in a new last axis of length output_dim."""
         slices = [each.value for each in self._slices]
         ids = tf.cast(inputs, tf.int64)
         return tf.cast(tf.nn.embedding_lookup(slices, ids), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """Return the shape of the rows."""
+        """Return the shape of the result of `call`."""
         return (*input_shape, self.output_dim)
 
     def save_own_variables(self, store: Any) -> None:
@@ -86,7 +88,7 @@ class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         store[_TABLE] = np.concatenate([np.asarray(each.numpy()) for each in self._slices])
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the table, whatever its number of slices was; raise ValueError if it has another shape."""
+        """Load the table, which may have had any number of slices. Raise ValueError if it has another shape."""
         table, expected = np.asarray(store[_TABLE]), (self.input_dim, self.output_dim)
         if table.shape != expected:
             raise ValueError(f"The saved table of {self.name} has the shape {table.shape}: expected {expected}.")

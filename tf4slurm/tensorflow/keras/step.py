@@ -1,4 +1,4 @@
-"""`KerasStep`: one training or test step of a compiled Keras 3 model, as a function for a worker."""
+"""Run one training or test step of a compiled Keras 3 model on a worker (`KerasStep`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from keras.src.backend.common.global_state import get_global_attribute  # no pub
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.keras.limits import add_if_sum, refuse_metric
 
-_ADDED = "added to metric variable "  # with a number, the name of an addition among the sums of a step
+_ADDED = "added to metric variable "  # with the variable's number, the name of what steps add to it
 
 
 def build(model: Any, element_spec: Any) -> None:
     """Create all variables of the model, its optimizer and its metrics in the current strategy's scope.
 
-    A worker cannot create variables. For this, only the forward pass, loss and metrics of one batch are traced.
+    Workers cannot create variables, so this comes before the first step. Only the forward pass, loss and metrics of one
+    batch are traced.
     """
     _forget_initialized_variables()
     scope = keras.StatelessScope(collect_losses=True)
@@ -33,7 +34,10 @@ def build(model: Any, element_spec: Any) -> None:
 
 
 def _forget_initialized_variables() -> None:
-    """Let Keras initialize the rest of the variables after a Ctrl-C: it would refuse those that have a value."""
+    """Remove variables that have a value from Keras's list of those to initialize.
+
+    A Ctrl-C during the initialization leaves them in the list, and Keras would refuse to initialize them again.
+    """
     waiting = get_global_attribute("uninitialized_variables") or []
     waiting[:] = [variable for variable in waiting if variable._value is None]
 
@@ -41,7 +45,7 @@ def _forget_initialized_variables() -> None:
 class KerasStep:
     """Calls `train_step` or `test_step` of a model, and returns the sums of what the steps add to the metrics.
 
-    Tensors on the worker, which start at zero, replace the metrics' variables; the chief adds up the sums of all
+    Tensors on the worker, which start at zero, replace the metrics' variables. The chief adds up the sums of all
     closures. So a step needs no ps for its metrics. The model's other variables are changed in place.
     """
 
@@ -57,7 +61,7 @@ class KerasStep:
         self._results = tf.function(self._compute_results).get_concrete_function(specs)
 
     def __call__(self, sums: dict[str, Any], batch: Any) -> dict[str, Any]:
-        """Run a step; return the sums of its additions to the metrics, and of its other results."""
+        """Run a step. Return `sums` plus the step's additions to the metrics, and plus its other results."""
         model = self._model
         with _StepScope(model.variables, self._variables) as scope:
             logs = self._method(batch)
@@ -76,7 +80,7 @@ class KerasStep:
         return {name: sums[name] + number if sums else number for name, number in numbers.items()}
 
     def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
-        """Combine the sums of the replicas: sums for the metrics, means for other numbers."""
+        """Combine the sums of the replicas. Additions to metrics are added up, and other values are averaged."""
         reduce = tf.distribute.ReduceOp
         return {
             name: strategy.reduce(reduce.SUM if name.startswith(_ADDED) else reduce.MEAN, total, axis=None)
@@ -84,7 +88,7 @@ class KerasStep:
         }
 
     def logs(self, sums: dict[str, Any], steps: int) -> dict[str, Any]:
-        """Return Keras's logs for the sums of some steps: floats, and numpy arrays of metrics such as F1Score."""
+        """Return Keras's logs for the sums of `steps` steps, as floats, or as arrays for metrics such as F1Score."""
         if len(sums) > len(self._added):
             results = {name: total / steps for name, total in sums.items() if not name.startswith(_ADDED)}
         else:
@@ -93,7 +97,7 @@ class KerasStep:
         return {name: value if value.ndim else float(value) for name, value in values.items()}
 
     def assign_metrics(self, sums: dict[str, Any]) -> None:
-        """Assign the metrics' variables, for callbacks that read the metrics."""
+        """Assign the sums to the metrics' variables, for callbacks that read the metrics."""
         for variable, value in self._mapping([sums[name] for name in self._added]):
             variable.assign(value)
 
@@ -110,13 +114,19 @@ class KerasStep:
 
 
 def _flatten(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results' values by name; a metric whose result is a dict has a name for each, as in Keras's logs."""
+    """Return the values of the results by name.
+
+    If the result of a metric is a dict, each of its values has a name of its own, as in Keras's logs.
+    """
     nested = [value if isinstance(value, dict) else {name: value} for name, value in results.items()]
     return {name: tf.convert_to_tensor(value) for each in nested for name, value in each.items()}
 
 
 class _StepScope(keras.StatelessScope):  # type: ignore[misc]
-    """Keeps the metrics' values in tensors; assigns other variables, such as moving averages, at once, atomically."""
+    """Keeps the values of metric variables in tensors.
+
+    Other variables, such as moving averages, are assigned at once. Additions to them are atomic.
+    """
 
     def __init__(self, variables: Sequence[Any], metric_variables: Sequence[Any]) -> None:
         super().__init__(collect_losses=True)
@@ -138,10 +148,10 @@ class _StepScope(keras.StatelessScope):  # type: ignore[misc]
     def check_sums(self) -> None:
         """Raise KerasError for a metric that did something other than add to its variables.
 
-        What it adds must not depend on the variables: they start at zero for each closure.
+        What it adds must not depend on its variables, because they start at zero in each closure.
         """
         if not self._zeros or not tf.is_symbolic_tensor(next(iter(self._zeros.values()))):
-            return  # with run_eagerly, which operation made a value is not known
+            return  # with run_eagerly, no graph shows which operation made a value
         dependent = _find_dependent(self._zeros.values())
         for variable in self._metric_variables:
             if not _is_sum(self.get_current_value(variable), self._zeros[id(variable)], dependent):
@@ -149,7 +159,7 @@ class _StepScope(keras.StatelessScope):  # type: ignore[misc]
 
 
 def _find_dependent(tensors: Iterable[Any]) -> set[Any]:
-    """Return the operations of the traced graph whose results depend on these tensors, and those that make them."""
+    """Return the operations that make these tensors, and all operations whose results depend on them."""
     found: set[Any] = set()
     waiting = [tensor.op for tensor in tensors]
     while waiting:

@@ -11,17 +11,17 @@ _PRIVATE_NAMES = (
     *("_should_trace", "_start_batch", "_stop_batch", "_start_trace", "_stop_trace", "_is_tracing"),
     "_global_train_batch",
 )
-"""What this module uses of the callback. A version of Keras without them counts groups."""
+"""Attributes of the callback that this module uses. In a version of Keras without them, the callback counts groups."""
 
 
 class TensorBoardSteps:
-    """Starts and stops the profiles of the TensorBoard callbacks (`profile_batch`), and sets their numbers of steps.
+    """Starts and stops the profiles (`profile_batch`) of the TensorBoard callbacks, and sets their step counts.
 
-    Keras counts the steps of one call of `fit`, from 1.
+    Each call of `fit` counts its steps from 1, as in Keras.
     """
 
     def __init__(self, callbacks: Sequence[Any], first_step: int) -> None:
-        """Take over the profiles of the TensorBoard callbacks among these; `first_step` is the counter now."""
+        """Take over the profiles of the TensorBoard callbacks in `callbacks`. `first_step` is the step counter now."""
         self._first_step = first_step
         self._boards = [
             each
@@ -35,12 +35,15 @@ class TensorBoardSteps:
             each._should_trace = False
 
     def pauses(self, step: int, target: int) -> list[int]:
-        """Return `target`, and before it the later steps at which a profile starts or stops: no other may run then."""
+        """Return the steps between `step` and `target` at which a profile starts or stops, and then `target`.
+
+        Training pauses there, because no step may run while a profile starts or stops.
+        """
         found = {self._first_step + at for each in self._profiled for at in (each._start_batch - 1, each._stop_batch)}
         return [*sorted(at for at in found if step < at < target), target]
 
     def profile(self, step: int) -> None:
-        """Start and stop profiles after this step."""
+        """Start and stop the profiles that are due after this step."""
         done = step - self._first_step
         for each in self._profiled:
             if each._is_tracing and done >= each._stop_batch and done > self._started_at[id(each)]:
@@ -51,9 +54,10 @@ class TensorBoardSteps:
             each._start_trace()
 
     def count(self, before: int, step: int) -> None:
-        """Set the counts of the callbacks before their batch methods are called for the steps after `before`.
+        """Set the step counts of the callbacks before their batch methods are called for a group of steps.
 
-        A callback that writes every so many steps (`update_freq`) writes once for a group in which that step is.
+        The group begins after the step `before` and ends with `step`. A callback that writes every `update_freq` steps
+        writes once for a group that contains such a step.
         """
         before, step = before - self._first_step, step - self._first_step
         for each in self._boards:
