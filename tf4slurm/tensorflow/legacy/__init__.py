@@ -1,1 +1,1 @@
-"""Sessions of TensorFlow 1: hooks and queues for completion signals."""
+"""Support sessions of TensorFlow 1 with hooks, and with queues for completion signals."""

@@ -1,4 +1,7 @@
-"""Hooks for MonitoredTrainingSession: `StartBarrierHook` starts all workers together, `DoneHook` lets the ps exit."""
+"""Provide hooks for MonitoredTrainingSession.
+
+`StartBarrierHook` starts all workers together. `DoneHook` lets the ps exit after training.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from tf4slurm.tensorflow.legacy.queues import open_session, poll, queue_completi
 
 logger = logging.getLogger(__name__)
 
-_EXIT_SECONDS = 60.0  # a finished worker waits for the others' sessions, which need its server
+_EXIT_SECONDS = 60.0  # a finished worker waits so long for the sessions of the others, which need its server
 _CLOSE_MILLISECONDS = 5000
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
 
 
 class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Delays each session until the chief has created the variables, which TensorFlow would check only every 30 s."""
+    """Delays each session until the chief has created the variables. TensorFlow alone would check every 30 s."""
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
         """Prepare the hook without connecting.
@@ -46,7 +49,7 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._start_seconds = start_timeout_seconds
 
     def begin(self) -> None:
-        """Wait for the chief's session and all ps; on timeout log a warning and continue."""
+        """Wait for the chief's session and all ps. After a timeout, log a warning and continue."""
         current, seconds = self._current, self._start_seconds
         has_chief = current.is_chief or not _wait_for_arrivals(current, current.training_tasks[:1], seconds)
         if not (has_chief and _warm_up_connections(current, seconds)):
@@ -60,13 +63,13 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 class DoneHook(_StartHook):
     """Sends this worker's completion signal to every ps after the worker's session is closed.
 
-    Add the hook in every worker and the chief; each ps calls `tf4slurm.shutdown.serve_until_done(server)`, with either
-    method. A worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's
+    Add the hook in every worker and the chief. Each ps calls `tf4slurm.shutdown.serve_until_done(server)`, with either
+    `method`. A worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's
     session closes without the wait of `stop_grace_period_secs`, and workers that wait for its tokens end.
     """
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
-        """Prepare the hook without connecting; arguments and exceptions are those of `StartBarrierHook`."""
+        """Prepare the hook without connecting. Arguments and exceptions are those of `StartBarrierHook`."""
         super().__init__(cluster, start_timeout_seconds=start_timeout_seconds)
         self._signal = queue_completion_signal(self._current)
         self._is_done = False
@@ -75,12 +78,12 @@ class DoneHook(_StartHook):
             self._signal.send_at_exit()
 
     def begin(self) -> None:
-        """Wait as `_StartHook`; in the chief, first find the token queue of SyncReplicasOptimizer."""
+        """Wait for the chief's session and all ps. The chief first finds the token queue of SyncReplicasOptimizer."""
         self._close_tokens = _close_token_queues() if self._current.is_chief else []
         super().begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Register at the start barrier, and arrange that the session closes after all hooks have used it."""
+        """Register this task at the start barrier. Let the session close after all hooks have used it."""
         super().after_create_session(session, coord)
         coord.join = functools.partial(self._close_and_join, session, coord.join)
 
@@ -89,11 +92,14 @@ class DoneHook(_StartHook):
         self._is_done = True
 
     def _close_and_join(self, session: Any, join: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Close the session, then join its threads. An open one would wait 120 s for gradients that no worker sends."""
+        """Close the session, then join its threads.
+
+        With an open session, a thread would wait 120 s for gradients that no worker sends.
+        """
         if self._is_done:
             self._wait_for_all()
         recovers = isinstance(sys.exc_info()[1], (tf.errors.AbortedError, tf.errors.UnavailableError))
-        for operation in [] if recovers else self._close_tokens:  # a closed queue cannot be opened again
+        for operation in [] if recovers else self._close_tokens:  # a recovery could not open a closed queue again
             with contextlib.suppress(tf.errors.OpError):  # the queue may be closed already, or the ps has exited
                 session.run(operation, options=tf.compat.v1.RunOptions(timeout_in_ms=_CLOSE_MILLISECONDS))
         session.close()
@@ -112,7 +118,11 @@ class StartBarrierHook(_StartHook):
     """Starts training once all training tasks have a session. Add it in every worker and the chief."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Wait at the start barrier; a restarted task passes at once. Raise RendezvousTimeoutError on timeout."""
+        """Wait until all training tasks have a session. A restarted task passes at once.
+
+        Raises:
+            RendezvousTimeoutError: A task failed, or did not arrive in time.
+        """
         super().after_create_session(session, coord)
         missing = _wait_for_arrivals(self._current, self._current.training_tasks, self._start_seconds)
         if missing:
@@ -126,7 +136,7 @@ class StartBarrierHook(_StartHook):
 
 
 def _arrivals_table() -> tf.Tensor:
-    """Add a table on ps 0 to the current graph, which keeps the training tasks that have ever created a session."""
+    """Add a table on ps 0 to the current graph. It holds the training tasks that have ever created a session."""
     with tf.device("/job:ps/task:0"):
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="tf4slurm_arrivals")
 
@@ -140,8 +150,9 @@ def _arrive(current: ServerDictionary, timeout_seconds: float) -> None:
 
 
 def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:
-    """Wait until these tasks have arrived; return the tasks that have not arrived at the timeout, or that failed."""
-    missing, channel = tuple(tasks), find_script_channel()
+    """Wait until each of these tasks has arrived or failed, or until the timeout. Return those that did not arrive."""
+    missing = tuple(tasks)
+    channel = find_script_channel()
     with tf.Graph().as_default():
         table = tf.raw_ops.LookupTableExportV2(table_handle=_arrivals_table(), Tkeys=tf.int64, Tvalues=tf.int64)
         with open_session(current, 0) as session:
@@ -156,11 +167,12 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> bool:
-    """Let every ps fetch a number from this task, in the chief also from every ps; return whether this succeeded.
+    """Let every ps fetch a number from this task. Return whether this succeeded.
 
-    Otherwise the first training step could fail: after a ps has tried to connect to a task whose server is not up yet,
-    gRPC's later connections fail for seconds. With SyncReplicasOptimizer, the session would then end without an error,
-    because its recovery finds the token queue closed.
+    The chief also lets every ps fetch a number from every ps. Without this, the first training step could fail: after a
+    ps has tried to connect to a task whose server does not run yet, gRPC's later connections fail for seconds. With
+    SyncReplicasOptimizer, the session would then end without an error, because its recovery finds the token queue
+    closed.
     """
     this_task = f"/job:{current.task_type}/task:{current.task_index}"
     every_ps = [f"/job:ps/task:{index}" for index in range(len(current.ps_addresses))]
@@ -168,7 +180,7 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> b
     with tf.Graph().as_default() as graph:
         for source in [this_task, *every_ps] if current.is_chief else [this_task]:
             with tf.device(source):
-                number = tf.random.uniform(())  # TensorFlow would copy a constant to the ps
+                number = tf.random.uniform(())  # random, because TensorFlow would copy a constant to the ps
             for target in every_ps:
                 with tf.device(target):
                     fetches.append(tf.negative(number))
@@ -187,7 +199,7 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> b
 
 
 def _close_token_queues() -> list[Any]:
-    """Return new operations that close the token queue of SyncReplicasOptimizer, if any, so that no worker waits."""
+    """Return new operations that close the token queue of SyncReplicasOptimizer. Workers then wait for no token."""
     close = []
     for operation in tf.compat.v1.get_default_graph().get_operations():
         if operation.type == "FIFOQueueV2" and operation.get_attr("shared_name") == b"sync_token_q":

@@ -1,6 +1,6 @@
-"""TensorFlow queues on the ps, for completion signals: method="queue" of `tf4slurm.shutdown`.
+"""Send completion signals through TensorFlow queues on the ps: method="queue" of `tf4slurm.shutdown`.
 
-Only graph sessions reach these queues; an eager operation on the same device uses a different queue. See
+Only graph sessions reach these queues. An eager operation on the same device uses a different queue. See
 https://www.tensorflow.org/api_docs/python/tf/queue/FIFOQueue.
 """
 
@@ -21,12 +21,14 @@ from tf4slurm.scripts.channel import CompletionSignal, find_script_channel
 from tf4slurm.server_dictionary import ServerDictionary
 
 _DONE_POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 5.0  # an idle ps answers within milliseconds; one that has exited never does
+_ANSWER_SECONDS = 5.0  # an idle ps answers within milliseconds, and one that has exited never does
 _TAKE_SECONDS = 600.0
 _SIGNAL_SECONDS = 60.0
 _REPLY_SECONDS = 0.2
-"""Seconds that a ps runs after the last signal. If it exits at once, the reply, which takes 0.01 s, is often lost (6 of
-8 times), and the sender waits 5 s."""
+"""Time in seconds that a ps runs after it has taken the last signal.
+
+If it exits at once, its reply, which takes 0.01 s, is often lost (6 of 8 times). The sender then waits 5 s.
+"""
 
 _signals: dict[Task, CompletionSignal] = {}
 
@@ -63,9 +65,9 @@ def open_session(current: ServerDictionary, ps_index: int) -> Iterator[tf.compat
 def poll(
     session: tf.compat.v1.Session, address: str, fetch: Any, deadline: float, *, interval_seconds: float = 0.1
 ) -> Iterator[Any]:
-    """Yield the value of `fetch` in intervals until the deadline. Wait for a ps that starts later, or is busy.
+    """Yield the value of `fetch` at intervals until the deadline. Wait for a ps that starts later, or is busy.
 
-    With one CPU, a ps is busy for minutes with one operation, such as a save. TensorFlow's error is the same for a ps
+    With one CPU, one operation such as a save can keep a ps busy for minutes. TensorFlow's error is the same for a ps
     that has exited, but only the busy one still accepts connections.
 
     A single operation that waits on the ps would delay signal handlers, and could lose an item at its timeout.
@@ -84,7 +86,7 @@ def poll(
 
 
 def run_when_free(session: tf.compat.v1.Session, address: str, operation: Any, timeout_seconds: float) -> None:
-    """Run an idempotent operation on a ps whose server has started; repeat it while the ps is busy."""
+    """Run an idempotent operation on a ps whose server has started. Repeat it while the ps is busy."""
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -104,12 +106,13 @@ def _refuses_connections(address: str) -> bool:
 
 
 def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    """Wait on a ps until every training task has sent its completion signal; return the tasks that failed."""
+    """Wait in a ps until every training task has sent its completion signal. Return the tasks that failed."""
     tasks = current.training_tasks
     deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     has_failed: dict[Task, bool] = {}
-    channel, is_over = find_script_channel(), False
-    # A signal that is taken after the time limit would be lost, so a ps that is busy just now gets more time.
+    channel = find_script_channel()
+    is_over = False
+    # A signal that is taken after the time limit would be lost, so a busy ps gets more time.
     patient = tf.compat.v1.RunOptions(timeout_in_ms=int(1000 * _TAKE_SECONDS))
     with tf.Graph().as_default():
         queue = make_done_queue(current.task_index, len(tasks))
@@ -122,11 +125,11 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
                     has_failed[task] = failed
                 if len(has_failed) == len(tasks) or is_over:
                     break
-                # Signals may still arrive in the queue until the next turn.
+                # When training is over, the queue is read once more, because signals may still arrive.
                 is_over = channel is not None and channel.desired.is_training_over
     missing = [task for task in tasks if task not in has_failed]
     if is_over:
-        has_failed.update(dict.fromkeys(missing, True))  # it was killed, or has ended without a signal
+        has_failed.update(dict.fromkeys(missing, True))  # these were killed, or have ended without a signal
     elif missing:
         raise ShutdownTimeoutError(
             f"{format_tasks(missing)} sent no completion signal within {timeout_seconds} s. See their logs, or raise "
@@ -138,8 +141,8 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def fill_done_queue(current: ServerDictionary, capacity: int) -> None:
-    """Put an item for each worker into the queue of this ps after the end of training: a killed worker puts none."""
-    with contextlib.suppress(ShutdownError), tf.Graph().as_default():  # a full queue, or a ps that has ended
+    """Put `capacity` items into this ps's queue after the end of training, because a killed worker puts none."""
+    with contextlib.suppress(ShutdownError), tf.Graph().as_default():  # the queue is full, or the ps has ended
         put = make_done_queue(current.task_index, capacity).enqueue(0)
         with open_session(current, current.task_index) as session:
             for _ in range(capacity):
@@ -147,16 +150,16 @@ def fill_done_queue(current: ServerDictionary, capacity: int) -> None:
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
-    """Return this process's completion signal to the queues, which hooks and `tf4slurm.shutdown` share."""
+    """Return this process's completion signal to the queues. Hooks and `tf4slurm.shutdown` share it."""
     is_sent = False
 
     def send(failed: bool) -> None:
         nonlocal is_sent
         try:
-            if not is_sent:  # a ps may exit after the first signal
+            if not is_sent:  # a ps may exit after the first signal, and would not answer a second one
                 is_sent = True
                 _put_in_queues(current, failed)
-        finally:  # last: a ps that waits on the control service then exits without reading its queue
+        finally:  # comes last, because a ps that waits on the control service then exits without reading its queue
             channel = find_script_channel()
             if channel is not None:
                 channel.completion_signal.send(failed)
@@ -184,7 +187,7 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
 
 
 def _decode(number: int, tasks: Sequence[Task]) -> tuple[Task, bool]:
-    """Return the task at the 1-based position abs(`number`), and whether it failed (`number` is negative)."""
+    """Return the task at the 1-based position abs(`number`), and whether it failed. A negative number is a failure."""
     if not 0 < abs(number) <= len(tasks):
         raise ShutdownError(
             f"The done queue holds {number}, but the cluster has {len(tasks)} training tasks. Give every process the "
