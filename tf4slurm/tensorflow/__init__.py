@@ -1,4 +1,7 @@
-"""Training with TensorFlow. No other package imports TensorFlow, and this one only when a public name is used."""
+"""Train with TensorFlow: strategies, training loops, checkpoints, Keras models and sessions.
+
+No other package imports TensorFlow. This one imports it when a public name is first used.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -39,10 +42,10 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown attributes
 
     def __getattr__(name: str) -> Any:
-        """Import a public name at its first use."""
+        """Import the module of a public name when the name is first used."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(_MODULE_OF[name]), name)

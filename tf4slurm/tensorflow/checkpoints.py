@@ -1,4 +1,4 @@
-"""Save and restore training state with `Checkpoints`; evaluate it with `evaluate_checkpoints()`."""
+"""Save, restore and evaluate checkpoints of the training state."""
 
 from __future__ import annotations
 
@@ -25,26 +25,32 @@ logger = logging.getLogger(__name__)
 
 _NAME = "ckpt"
 _INDEX_END = 0xDB4775248B80FB57.to_bytes(8, "little")
-"""The last bytes of an index, a table of LevelDB: https://github.com/google/leveldb/blob/main/doc/table_format.md."""
+"""The last 8 bytes of a complete index file, which is a table of LevelDB.
+
+Source: https://github.com/google/leveldb/blob/main/doc/table_format.md.
+"""
 
 _CANNOT_WRITE = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError)
 _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
-    """Filter TensorFlow's warning that it traces its own function for each save of variables on a ps."""
+    """Return False for TensorFlow's warning that it traces its own function again for each save on a ps."""
     return "tf_function_save" not in record.getMessage()
 
 
 class _PositionState(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """The position of data shards in a checkpoint."""
+    """Saves the position of data shards in a checkpoint, and restores it."""
 
     def __init__(self, shards: DataShards) -> None:
         self._shards = shards
         self._position = ""
 
     def fetch(self) -> None:
-        """Read the position before the variables are saved, so that each shard that is done in it is in them."""
+        """Read the position, which must happen before the variables are saved.
+
+        The saved variables then contain the training of each shard that is done at this position.
+        """
         self._position = json.dumps(self._shards.position())
 
     def serialize(self) -> str:
@@ -55,16 +61,18 @@ class _PositionState(tf.train.experimental.PythonState):  # type: ignore[misc]
 
 
 class Checkpoints:
-    """Saves and restores variables and a step counter. `run_steps` saves when due, on a stop request, and at the end.
+    """Saves and restores variables and a step counter.
 
         checkpoints = Checkpoints("checkpoints", step=step, every_minutes=10, weights=weights)
+
+    `run_steps` saves when `every_steps` or `every_minutes` requires it, on a stop request, and at the end.
 
     Only the chief creates an instance. Each ps writes its own variables, so the directory must have the same path on
     the chief and on every ps. Variables that are split over several ps can be restored on a different number of ps.
 
     Killing the chief or a ps never destroys a finished checkpoint: its files are never overwritten, the file
-    `checkpoint` lists only complete checkpoints, and older ones are deleted only after a save. The files of an
-    unfinished save are removed when the directory is opened again.
+    `checkpoint` lists only complete checkpoints, and older ones are deleted only after a save. The next instance for
+    the directory removes the files of an unfinished save.
 
     Attributes:
         step: The step counter.
@@ -85,19 +93,19 @@ class Checkpoints:
         """Restore the newest readable checkpoint in the directory, if there is any.
 
         Args:
-            directory: Directory of the checkpoints; it should hold no other files.
-            step: The step counter: an integer tf.Variable that `run_steps` increments; not `optimizer.iterations`,
-                which the optimizer increments.
-            every_steps: Save whenever the counter reaches a multiple of this number (default: off), except for one that
-                repeated steps of a lost worker skip.
+            directory: Directory of the checkpoints. It should hold no other files.
+            step: The step counter, an integer tf.Variable that `run_steps` increments. It must not be
+                `optimizer.iterations`, which the optimizer increments.
+            every_steps: Save when the counter reaches a multiple of this number (default: off). When steps of a lost
+                worker run again, the counter may skip a multiple.
             every_minutes: Save this many minutes after the last save (default: off).
             keep: Number of newest checkpoints to keep (default 3).
-            trackables: The variables, models and optimizers to save, by name; and the result of `data_shards`, whose
-                position is saved. Rows of shards that were not done at the save are seen again.
+            trackables: The variables, models and optimizers to save, by name. A result of `data_shards` saves its
+                position: shards that are not done at the save are repeated after a restore.
 
         Raises:
-            CheckpointError: No checkpoint can be read, or one has other variables.
-            TypeError, ValueError: An argument is invalid; nothing was done.
+            CheckpointError: There are checkpoints, but none can be read, or one has other variables.
+            TypeError, ValueError: An argument is invalid. Nothing was done.
         """
         keep = check_integer("keep", keep, at_least=1)
         every_steps = None if every_steps is None else check_integer("every_steps", every_steps, at_least=1)
@@ -124,7 +132,10 @@ class Checkpoints:
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(self._directory), keep, checkpoint_name=_NAME)
 
     def save(self) -> str:
-        """Save a checkpoint unless the current step is already saved; return the path of the newest checkpoint.
+        """Save a checkpoint, unless the current step is already saved.
+
+        Returns:
+            The path of the newest checkpoint.
 
         Raises:
             CheckpointError: The directory cannot be written, or the chief and the ps do not share it.
@@ -149,7 +160,7 @@ class Checkpoints:
         return self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
 
     def next_due(self, step: int) -> int | None:
-        """Return the next multiple of `every_steps` after this step; None without `every_steps`."""
+        """Return the next multiple of `every_steps` after `step`. Without `every_steps`, return None."""
         return None if self._every_steps is None else step - step % self._every_steps + self._every_steps
 
     def _restore(self) -> str | None:
@@ -183,21 +194,22 @@ def evaluate_checkpoints(
     *,
     look_seconds: float = 1.0,
 ) -> None:
-    """In an evaluator, evaluate checkpoints until training is over, then exit; in other tasks, return at once.
+    """Evaluate checkpoints in an evaluator until training is over, then exit.
 
-    An evaluator always takes the newest checkpoint, so a slow evaluator skips some, but never the last one. After the
-    chief has ended, the job waits at most `tf4slurm run --finish-timeout` seconds for the evaluator; after a stop
-    request it does not wait.
+    In other tasks, return at once. An evaluator always takes the newest checkpoint, so a slow evaluator skips some, but
+    never the last one. After the chief has ended, the job waits at most `tf4slurm run --finish-timeout` seconds for the
+    evaluator. After a stop request, it does not wait.
 
     Args:
         directory: The directory to which tf.train.CheckpointManager or tf4slurm.tensorflow.Checkpoints writes.
-        evaluate: Function that gets the path of a checkpoint, reads it with tf.train.Checkpoint(…).read into a model
-            that it creates outside of any strategy, and returns metrics to report, such as {"accuracy": 0.97}. If it
-            fails because the checkpoint was deleted meanwhile, the next checkpoint is evaluated.
+        evaluate: Function that gets the path of a checkpoint and returns metrics to report, such as
+            {"accuracy": 0.97}, or None. It creates a model outside of any strategy, and reads the checkpoint into the
+            model with tf.train.Checkpoint(…).read. If it raises because the checkpoint was deleted, the next
+            checkpoint is evaluated.
         look_seconds: Interval in seconds between checks for a new checkpoint (default 1).
 
     Raises:
-        SystemExit: Training is over, or the job was asked to stop; the code is 0.
+        SystemExit: Training is over, or the job was asked to stop. The exit code is 0.
         SlurmEnvironmentError: This process has no cluster spec.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """
@@ -225,7 +237,7 @@ def evaluate_checkpoints(
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
-    """Return an argument of any integer type as int; raise TypeError or ValueError if it is invalid."""
+    """Return `value`, of any integer type, as int. Raise TypeError or ValueError if it is invalid."""
     try:
         number = operator.index(value)
     except TypeError as error:
@@ -246,7 +258,10 @@ def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint:
 
 
 def _finished(directory: Path) -> list[str]:
-    """Return the checkpoints that the file `checkpoint` lists, or without it all that have an index, newest first."""
+    """Return the paths of the finished checkpoints, newest first.
+
+    The file `checkpoint` lists them. Without this file, they are the checkpoints that have an index.
+    """
     try:
         state = tf.train.get_checkpoint_state(str(directory))
     except ValueError:  # TensorFlow rejects the empty file that a power failure can leave
@@ -277,5 +292,5 @@ def _remove_unfinished(directory: Path) -> None:
 def _is_truncated(index: Path) -> bool:
     try:
         return not index.read_bytes().endswith(_INDEX_END)
-    except OSError:  # TensorFlow reports it when the checkpoint is read
+    except OSError:  # TensorFlow reports the error when it reads the checkpoint
         return False

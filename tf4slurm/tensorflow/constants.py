@@ -1,8 +1,9 @@
-"""Refuse functions whose arrays are too large for the message that brings a function to a worker.
+"""Refuse functions whose arrays are too large to send to a worker.
 
-An array that a traced function uses becomes a constant of its graph. Beyond the limit, TensorFlow's errors name neither
-array nor limit: with one large array tracing fails. With several, all calls of the function fail on all workers with
-NotFoundError, and are repeated without end (seen in TensorFlow 2.21).
+An array that a traced function uses becomes a constant of its graph, which is sent in one message of at most 2 GiB.
+Beyond this limit, TensorFlow's errors name neither array nor limit. One array above the limit makes tracing fail. With
+several smaller arrays, all calls of the function fail on all workers with NotFoundError, and are repeated without end
+(seen in TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from tf4slurm.errors import TrainingError
 from tf4slurm.jobs.formatting import format_bytes, format_list
 
 MAX_BYTES = 2**31 - 2**24
-"""The largest message of protobuf, 2 GiB, less 16 MiB for the rest of the graph."""
+"""The limit in bytes: the largest message of protobuf (2 GiB), less 16 MiB for the rest of the graph."""
 
 _REFUSES = "make_tensor_proto"  # the function of TensorFlow that raises the error for one large array
-_MOST_ARRAYS = 5
-_LARGE_SHARE = 0.01  # of the total
+_MOST_ARRAYS = 5  # that an error names
+_LARGE_SHARE = 0.01  # an error names no array that is smaller than this share of the total
 
 
 class _Array(NamedTuple):
@@ -39,7 +40,7 @@ class _Array(NamedTuple):
 def explain_large_array(subject: str) -> Iterator[None]:
     """Raise TrainingError if the block fails to trace a function because of one array above the limit.
 
-    `subject` is what the error calls the function, such as "The dataset function".
+    `subject` names the function in the error, such as "The dataset function".
     """
     try:
         yield
@@ -51,10 +52,10 @@ def explain_large_array(subject: str) -> Iterator[None]:
 
 
 def check_arrays(subject: str, graph: Any) -> None:
-    """Raise TrainingError if the arrays in the graph of a traced function, or one of its tensors, are too large.
+    """Raise TrainingError if a traced function uses arrays that are too large to send.
 
-    All constants of the function, and of the functions that it calls, are in one message. A tensor that the function
-    captures is a message of its own.
+    All constants of the function, and of the functions that it calls, are sent in one message. Each tensor that the
+    function captures is sent in a message of its own.
     """
     called = [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
     constants = [array for each in (graph, *called) for array in _constants_of(each.get_operations())]
@@ -65,7 +66,7 @@ def check_arrays(subject: str, graph: Any) -> None:
 
 
 def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
-    """Return `coordinator.create_per_worker_dataset(dataset_fn)`; raise TrainingError if its arrays are too large."""
+    """Return `coordinator.create_per_worker_dataset(dataset_fn)`. Raise TrainingError if its arrays are too large."""
     subject = "The dataset function"
     with explain_large_array(subject):
         datasets = type(coordinator).create_per_worker_dataset(coordinator, dataset_fn)
@@ -74,12 +75,12 @@ def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
 
 
 def check_datasets_of(coordinator: Any) -> None:
-    """Let the method `create_per_worker_dataset` of this coordinator make the checks of the function of that name."""
+    """Replace this coordinator's method `create_per_worker_dataset` by the function above, which checks the arrays."""
     coordinator.create_per_worker_dataset = lambda dataset_fn: create_per_worker_dataset(coordinator, dataset_fn)
 
 
 def max_copies(operations: Iterable[Any]) -> int:
-    """Return how many copies of these operations, with their constants, a graph can have; at least 1."""
+    """Return how many copies of these operations and their constants a graph can have (at least 1)."""
     num_bytes = sum(array.num_bytes for array in _constants_of(operations))
     return max(1, MAX_BYTES // max(num_bytes, 1))
 
@@ -97,8 +98,8 @@ def _describe(tensor: Any) -> _Array:
 
 
 def _find_refused_array(error: BaseException) -> Any:
-    """Return the array that TensorFlow has refused; AutoGraph's copy of its error has that one as context."""
-    while error.__context__ is not None:
+    """Return the array that TensorFlow has refused, or None if the error has another cause."""
+    while error.__context__ is not None:  # AutoGraph raises a copy of TensorFlow's error, which is its context
         error = error.__context__
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames or frames[-1].f_code.co_name != _REFUSES:

@@ -1,7 +1,7 @@
-"""Run a server of TensorFlow's tf.data service: `python data_service.py DIRECTORY`, started by an agent.
+"""Run a server of TensorFlow's tf.data service. An agent starts it as `python data_service.py DIRECTORY`.
 
-The Python of the user's script, which runs this file, has TensorFlow but not necessarily tf4slurm: import nothing from
-it. See https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
+Import nothing from tf4slurm here: the Python of the user's script runs this file, and may not have tf4slurm. See
+https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HEARTBEAT_MILLISECONDS = 1000
 
 
 def main(directory: str) -> None:
-    """Serve until the process is killed; a restarted dispatcher resumes from the journal in `directory`."""
+    """Serve until the process is killed. A restarted dispatcher resumes from the journal in `directory`."""
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -25,7 +25,7 @@ def main(directory: str) -> None:
     role, _, index = os.environ["TF4SLURM_TASK"].partition("/")
     services = json.loads(os.environ["TF4SLURM_SERVICES"])
     address = services[role][int(index)]
-    port = int(address.rpartition(":")[2])  # the agent holds this port; gRPC shares it (SO_REUSEPORT)
+    port = int(address.rpartition(":")[2])  # the agent holds this port, and gRPC shares it (SO_REUSEPORT)
     service = tf.data.experimental.service
     if role == "data-dispatcher":
         journal = {"work_dir": directory, "fault_tolerant_mode": True}

@@ -1,4 +1,4 @@
-"""`SlurmClusterResolver`: like TensorFlow's class, but with each rank on the node where Slurm placed it."""
+"""Provide TensorFlow's `SlurmClusterResolver` with each rank on the node where Slurm placed it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ _PORT_BASE = 8888
 class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):  # type: ignore[misc]
     """Resolves the cluster of this process's Slurm step for tf.distribute.
 
-    Ranks are assigned to jobs in the order of the job names, as in TensorFlow's class. Unlike that class, this one
-    supports every distribution of ranks over nodes, and raises an error if the node of a rank is unknown. Under an
-    agent of tf4slurm, the launcher's cluster spec is used.
+    Ranks are assigned to TensorFlow jobs in the order of the job names, as in TensorFlow's class. Unlike that class,
+    this one supports every distribution of ranks over nodes, and raises an error if the node of a rank is unknown.
+    Under an agent of tf4slurm, the launcher's cluster spec is used.
 
     A subclass that gets ranks and hosts from another source overrides `_resolve_own_rank`, `_resolve_num_tasks`,
     `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, its ranks must fill one host after the
     other, in the order of the sorted host names.
 
     Attributes:
-        task_type: The job name of this task; unlike in TensorFlow available before `cluster_spec` is called.
-        task_id: The index of this task in its job.
+        task_type: The TensorFlow job name of this task. Unlike in TensorFlow, it is known before `cluster_spec` is
+            called.
+        task_id: The index of this task in its TensorFlow job.
         rpc_layer: The protocol of the addresses that `master` returns.
     """
 
@@ -60,19 +61,25 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         interface: str | None = None,
         infiniband: bool = False,
     ) -> None:
-        """Resolve the cluster, with `interface` or `infiniband` together with all tasks of the step.
+        """Resolve the cluster.
+
+        With `interface` or `infiniband`, this call returns when all tasks of the step have made it.
 
         Args:
-            jobs: Number of tasks of each job, such as {"ps": 1, "worker": 3}; by default all tasks are workers.
-            port_base: Port of the first task on each node (default 8888); each further task has the next port. With
-                `interface` or `infiniband`, another value is the first of one port for each task and one for the
-                control service.
-            gpus_per_node: Number of GPUs to use on each node; by default all that Slurm granted.
-            gpus_per_task: Number of GPUs for each task; by default an even share, with ps only of the workers.
-            tasks_per_node: Number of tasks on each node, as one number or by host name; for subclasses with own ranks.
+            jobs: Number of tasks by TensorFlow job name, such as {"ps": 1, "worker": 3} (default: all tasks are
+                workers).
+            port_base: Port of the first task on each node (default 8888). Each further task on the node has the next
+                port. With `interface` or `infiniband`, ports are chosen as in `get_server_dictionary`. Any other value
+                than 8888 is then the first of a range with one port for each task, and one for the control service.
+            gpus_per_node: Number of GPUs to use on each node (default: all that Slurm granted).
+            gpus_per_task: Number of GPUs for each task. By default the tasks of a node get equal shares. In a cluster
+                with ps, only workers get GPUs.
+            tasks_per_node: Number of tasks on each node, as one number or by host name. Only subclasses with ranks of
+                their own need it.
             auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and similar variables to this task's share of the
-                granted GPUs, or if Slurm granted none, of the GPUs that the other arguments name.
-            interface: Network whose addresses are used, as for `get_server_dictionary`. The ports are held until
+                granted GPUs (default). If Slurm granted none, the task gets a share of as many GPUs, numbered from 0,
+                as the other arguments name.
+            interface: Network whose addresses are used, as for `get_server_dictionary`. The ports are reserved until
                 TensorFlow's server opens them.
             infiniband: Same as interface="infiniband".
 
@@ -140,7 +147,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     # TensorFlow's interface
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the cluster spec; with `auto_set_gpu` also make only this task's GPUs visible."""
+        """Return the cluster spec. With `auto_set_gpu`, also make only this task's GPUs visible."""
         if self._auto_set_gpu:
             os.environ.update(self._gpu_environ())
         return tf.train.ClusterSpec(self._cluster_allocation)
@@ -148,7 +155,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return this task's number of GPUs: from `gpus_per_task`, else from Slurm, else the visible GPUs."""
+        """Return this task's number of GPUs, from `gpus_per_task`, else from Slurm, else from the visible GPUs."""
         if self._gpus_per_task is not None:
             return {"GPU": self._gpus_per_task}
         lists = self._gpu_environ().values()
@@ -159,12 +166,12 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     # Additions to TensorFlow's interface
 
     def serve(self, *, timeout_seconds: float = 300.0) -> None:
-        """In a ps or a worker under a chief, run the task's server until training is over, then exit; else return.
+        """Run the server of a ps, or of a worker in a job with a chief, until training is over, then exit.
 
-        Call it in every task before creating the strategy, instead of `tf.distribute.Server(…).join()`. Training is
-        over when the chief, or without a chief every worker, has ended. The exit code is 1 if one of them failed, else
-        0. Under plain srun, the tasks first form a cluster as in `get_server_dictionary`. In a job without ps, the call
-        returns at once.
+        In other tasks, the call returns. Call it in every task before creating the strategy, instead of
+        `tf.distribute.Server(…).join()`. Training is over when the chief, or without a chief every worker, has ended.
+        The exit code is 1 if one of them failed, else 0. Under plain srun, the tasks first form a cluster as in
+        `get_server_dictionary`. In a job without ps, the call returns at once.
 
         Args:
             timeout_seconds: Timeout in seconds for all tasks to form a cluster (default 300).
@@ -210,14 +217,18 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank; `has_own_configuration`: the user gave the tasks on each host by name."""
+        """Return the host of each rank.
+
+        `has_own_configuration` is true if the user gave the number of tasks by host name.
+        """
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             return rename_nodes(layout_of(self._step), self._step.nodes, self._task_configuration)
         if not has_own_configuration and not self._overrides(
             "_resolve_own_rank", "_resolve_hostlist", "_resolve_task_configuration"
         ):
             return deal_ranks(self._task_configuration, self._step.distribution, self._step.plane_size)
-        # As in TensorFlow. Sorted: known subclasses build the mapping from a set, whose order differs between processes
+        # As in TensorFlow. The hosts are sorted, because known subclasses build the mapping from a set, whose order
+        # differs between processes.
         found = [host for host, count in sorted(self._task_configuration.items()) for _ in range(count)]
         here = {socket.gethostname(), socket.gethostname().partition(".")[0]} & set(self._task_configuration)
         if here and found[self._rank] not in here:
@@ -231,7 +242,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         return any(getattr(type(self), name) is not getattr(SlurmClusterResolver, name) for name in names)
 
     def _gpu_environ(self) -> dict[str, str]:
-        """Return the variables that select this task's GPUs; empty if neither Slurm nor the arguments name any."""
+        """Return the environment variables that select this task's GPUs.
+
+        The result is empty if the agent has selected the GPUs, and if neither Slurm nor the arguments name any.
+        """
         if not self._node_ranks:
             return {}
         granted, on_node = self._step.visible_devices, self._step.gpus_on_node
@@ -239,7 +253,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         most_tasks = max(self._task_configuration.values())
         sees_gpus = {name: self._sees_gpus(name) for name in self._jobs}
         if not self._step.gpus:
-            if on_node or (limit is None and per_task is None):  # the user has hidden the granted GPUs
+            if on_node or (limit is None and per_task is None):  # the user hides granted GPUs, or asks for none
                 return {}
             numbers = range((per_task or 0) * most_tasks if limit is None else limit)
             granted, on_node = {"CUDA_VISIBLE_DEVICES": tuple(map(str, numbers))}, None
@@ -253,7 +267,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         return gpu_environ(granted, on_node, self._node_ranks.index(self._rank), on_this_node, per_task)
 
     def _sees_gpus(self, task_type: str) -> bool:
-        """Return whether tasks of this role use GPUs: in a job with ps only workers, else all."""
+        """Return whether tasks of this role use GPUs. In a job with ps only the workers do, else all tasks."""
         if "ps" not in self._jobs or task_type not in TASK_TYPES:
             return True
         return role_of(task_type, has_chief="chief" in self._jobs).sees_gpus

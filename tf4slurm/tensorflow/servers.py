@@ -1,6 +1,6 @@
 """Wait for the TensorFlow servers of a cluster with a timeout, and run this process's server.
 
-The servers are awaited before TensorFlow's constructors run, because these wait in C++, where no exception or signal
+Wait for the servers before TensorFlow's constructors run. The constructors wait in C++, where no exception or signal
 handler interrupts them.
 """
 
@@ -27,19 +27,19 @@ from tf4slurm.server_dictionary import ServerDictionary
 from tf4slurm.system.variables import ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE
 
 _EXPLAIN_SECONDS = 2.0
-_CONNECT_SECONDS = 20.0  # minimum for TensorFlow to connect to servers that answer; connecting takes less than 1 s
+_CONNECT_SECONDS = 20.0  # least time for TensorFlow to connect to servers that answer, which takes less than 1 s
 
 
 def connect_parameter_server_strategy(
     cluster: Mapping[str, Sequence[str]], run_directory: RunDirectory | None, timeout_seconds: float, **options: Any
 ) -> Any:
-    """Return a tf.distribute.ParameterServerStrategy with this process as chief; `options` are its further arguments.
+    """Return a tf.distribute.ParameterServerStrategy with this process as chief.
 
-    Raises: as `parameter_server_strategy`.
+    `options` are further arguments of the strategy. The exceptions are those of `parameter_server_strategy`.
     """
     import tensorflow as tf
 
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # `elastic_workers` changes its value
+    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # our failure handler of workers changes it for a time
     deadline = time.monotonic() + timeout_seconds
     if missing := wait_for_servers(cluster, timeout_seconds):
         raise RendezvousTimeoutError(describe_missing(missing, run_directory, timeout_seconds))
@@ -62,7 +62,7 @@ def connect_parameter_server_strategy(
 def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoReturn:
     """Run this task's TensorFlow server until training is over, then exit with 1 if training failed, else with 0.
 
-    Without a channel, the server runs until the agent terminates the process.
+    Without a script channel, the server runs until the agent terminates the process.
     """
     import tensorflow as tf
 
@@ -81,12 +81,12 @@ def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoRe
         has_failed = any(task in channel.desired.failed_tasks for task in chiefs)
     except RendezvousConnectionError:  # the control service is lost
         has_failed = True
-    atexit.register(gc.freeze)  # as in shutdown.wait_for_workers
+    atexit.register(gc.freeze)  # for the reason given in shutdown.wait_for_workers
     raise SystemExit(1 if has_failed else 0)
 
 
 def wait_for_servers(cluster: Mapping[str, Sequence[str]], timeout_seconds: float) -> dict[Task, Address]:
-    """Wait until every ps and worker has answered, with a timeout; return the missing servers."""
+    """Wait until every ps and worker answers, or until the timeout. Return the servers that did not answer."""
     missing = {
         Task(role, index): Address.from_text(address)
         for role in ("ps", "worker")
@@ -109,14 +109,14 @@ def describe_missing(missing: Mapping[Task, Address], run_directory: RunDirector
 
 
 def current_run_directory() -> RunDirectory | None:
-    """Return the run directory of this process's job; None without an agent."""
+    """Return the run directory of this process's job. Without an agent, return None."""
     path = os.environ.get(RUN_DIRECTORY_VARIABLE)
     return RunDirectory(Path(path)) if path else None
 
 
 @contextlib.contextmanager
 def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
-    """If the block takes longer than `seconds`, print the result of `explain` and exit with EXIT_NOT_FORMED."""
+    """Print the result of `explain` and exit with EXIT_NOT_FORMED if the block takes longer than `seconds`."""
     is_over = threading.Event()
 
     def watch() -> None:

@@ -22,27 +22,30 @@ from tf4slurm.tensorflow.step_closure import FunctionStep
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 from tf4slurm.tensorflow.training import StepReporter, StepsDone, translate_errors
 
-_SHARDS_IN_HAND = 2  # of `shard_batches`: one is trained while the next is read
-_MAX_NUMBERS = 100
+_SHARDS_IN_HAND = 2  # that `shard_batches` leases at a time: it reads the second while the first is trained
+_MAX_NUMBERS = 100  # that step_fn may return
 
 
 def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) -> Iterator[Any]:
-    """Yield the batches of the shards that the job leases to this process; a shard is done when all were trained.
+    """Yield the batches of the data shards that the job leases to this process.
 
         for batch in shard_batches(shards, lambda paths: tf.data.TFRecordDataset(paths).map(parse).batch(32)):
             train_step(batch)
 
-    This fits scripts that train in the worker's own process, with MirroredStrategy or without a strategy. The next
-    shard is read ahead, so two are in hand. Batches do not cross shards. After a `break`, the next call first yields
-    the shards in hand, from their beginning.
+    This fits scripts that train in the worker's own process, with MirroredStrategy or without a strategy. A shard is
+    done when the loop has trained all its batches. The process leases two shards at a time, because it reads the next
+    one ahead. No batch has rows of two shards. After a `break`, the next call first yields the batches of the leased
+    shards again.
 
     Args:
         shards: The result of `tf4slurm.data_shards`.
-        read: Function that gets a dataset of the shard's paths, or of its rows' numbers, and returns a dataset of
-            batches, possibly distributed by `experimental_distribute_dataset`. Called once per shard.
+        read: Function that gets a dataset of the shard's paths, or of its row numbers, and returns a dataset of
+            batches. `experimental_distribute_dataset` may have distributed the returned dataset. The function is called
+            once per shard.
 
     Raises:
-        ValueError: Called in the scope of a MultiWorkerMirroredStrategy, whose workers take equal numbers of steps.
+        ValueError: The call is in the scope of a MultiWorkerMirroredStrategy, whose workers take equal numbers of
+            steps.
     """
     if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
@@ -75,25 +78,26 @@ def run_shards(
     checkpoints: Checkpoints | None = None,
     timeout_seconds: float = 600.0,
 ) -> StepsDone:
-    """Train all shards on the workers of a ParameterServerStrategy; a step per batch.
+    """Train on all data shards with the workers of a ParameterServerStrategy, one step per batch.
 
     The chief leases two shards per worker, and a worker trains a shard in one closure. The shard is done when its
     closure has returned. A lost worker's closures run again on another worker, from the beginning of their shards.
-    After an error or Ctrl-C, run_shards waits at most 10 s for running closures; the next call waits for the rest, and
+    After an error or Ctrl-C, run_shards waits at most 10 s for running closures. The next call waits for the rest, and
     trains the shards that were not done, from their beginning. So each row is trained at least once.
 
-    The checkpoints are saved when due, on a stop request, and at the end, while workers train: shards in hand count as
-    not done. Give the shards to `Checkpoints`, too: Checkpoints(directory, step=step, shards=shards, weights=weights).
+    The checkpoints are saved when due, on a stop request, and at the end. Workers train during a save, and a shard that
+    is not done then is repeated after a restore. For this, give the shards to `Checkpoints`, too:
+    Checkpoints(directory, step=step, shards=shards, weights=weights).
 
     Args:
         coordinator: The coordinator of the workers.
         step_fn: Function of one step, as for `run_steps`. It gets the elements of the dataset.
         shards: The result of `tf4slurm.data_shards`, called in the chief only.
-        read: Function that gets a dataset of the shard's paths, or of its rows' numbers, and returns a dataset of
+        read: Function that gets a dataset of the shard's paths, or of its row numbers, and returns a dataset of
             batches. It is traced once, and runs on the workers.
-        step: Counter of the batches: a scalar tf.Variable of an integer type, made in the strategy's scope (default:
-            that of the checkpoints, or a new one).
-        checkpoints: Where to save.
+        step: Counter of the batches, a scalar tf.Variable of an integer type, created in the strategy's scope (default:
+            `checkpoints.step`, or without checkpoints a new variable).
+        checkpoints: The checkpoints to save (default: none).
         timeout_seconds: Timeout in seconds for one shard (default 600).
 
     Raises:
@@ -118,7 +122,7 @@ def run_shards(
 
 
 def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]:
-    """Return the iterator of a shard's batches, which begins to read at once."""
+    """Return an iterator of a shard's batches that begins to read at once."""
     items = (
         tf.data.Dataset.from_tensor_slices(_encode(shard.files))
         if shard.files
@@ -133,18 +137,18 @@ def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]
 
 
 def _encode(paths: Sequence[str]) -> list[bytes]:
-    """Return the paths' bytes, which need not be UTF-8."""
+    """Return the paths as bytes, because a path need not be valid UTF-8."""
     return [os.fsencode(path) for path in paths]
 
 
 @functools.lru_cache(maxsize=8)
 def _make_closure(coordinator: Any, step_fn: Any, read: Any, counter_reference: Any) -> _ShardClosure:
-    """Return the closure; cached, so that workers get its graph once."""
+    """Return the closure for these functions. The cache makes TensorFlow send its graph to the workers only once."""
     return _ShardClosure(coordinator, step_fn, read, counter_reference.deref())
 
 
 class _ShardClosure:
-    """The function with which a worker trains a shard."""
+    """Trains one shard on a worker, as a closure of the coordinator."""
 
     def __init__(
         self, coordinator: Any, step_fn: Callable[..., Any], read: Callable[..., tf.data.Dataset], counter: tf.Variable
@@ -167,12 +171,12 @@ class _ShardClosure:
             return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
 
     def split(self, result: Any) -> tuple[int, int, dict[str, float]]:
-        """Return the worker's index, the number of steps, and the sums by name, of a fetched result."""
+        """Split a fetched result into the worker's index, the number of steps, and the sums by name."""
         worker, steps, *sums = result
         return int(worker), int(steps), {name: float(total) for name, total in zip(self._names, sums, strict=False)}
 
     def _train(self, items: tf.data.Dataset) -> Any:
-        """Train a shard; return the worker's index, the number of steps, and the sums of the steps' numbers."""
+        """Train a shard. Return the worker's index, the number of steps, and the sums of what the steps return."""
         iterator = iter(self._read(items).prefetch(tf.data.AUTOTUNE))
 
         def train_batch(_: Any, steps: Any, sums: Any) -> Any:
@@ -199,7 +203,7 @@ class _ShardClosure:
 
 
 class _ShardRun:
-    """One call of `run_shards`: its shards are the units of a `ClosureRunner`."""
+    """Runs one call of `run_shards`. Each shard is a unit of work of a `ClosureRunner`."""
 
     def __init__(
         self, closure: _ShardClosure, shards: DataShards, checkpoints: Checkpoints | None, timeout_seconds: float
@@ -211,7 +215,7 @@ class _ShardRun:
         self._steps_by_worker = [0] * count_tasks("worker")
         self._sums: dict[str, float] = {}
         self._terminal = StepReporter()
-        self._waiting = collections.deque(shards.in_hand)  # those of an earlier call that ended with an error
+        self._waiting = collections.deque(shards.in_hand)  # left by an earlier call that ended with an error
         self._done: collections.deque[Shard] = collections.deque()
         self._num_in_hand = len(self._waiting)
         self.is_over = False
@@ -231,14 +235,14 @@ class _ShardRun:
         seconds = time.monotonic() - started
         return StepsDone(self._step(), tuple(self._steps_by_worker), means, is_stopped or should_stop(), seconds)
 
-    # The units of a ClosureRunner
+    # Methods that the ClosureRunner calls
 
     def take(self) -> Shard | None:
         return self._waiting.popleft() if self._waiting else None
 
     def stop(self) -> None:
         self.is_over = True
-        self._waiting.clear()  # they stay in hand: not done
+        self._waiting.clear()  # these shards remain leased, and are not done
 
     def schedule(self, shard: Shard) -> Any:
         return self._closure.schedule(shard)
@@ -260,7 +264,7 @@ class _ShardRun:
             "or raise timeout_seconds."
         )
 
-    # The thread of the caller
+    # Methods that run in the caller's thread
 
     def _poll(self) -> None:
         """Report the shards that are done, lease the next ones, and save a checkpoint if it is due."""

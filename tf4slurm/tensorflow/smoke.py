@@ -1,4 +1,4 @@
-"""The script of `tf4slurm test`: the gradients of all workers move a variable on the ps to 2."""
+"""Run the training of `tf4slurm test`, in which all workers move a variable on the ps to 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TARGET = 2.0
 
 
 def main(timeout_seconds: float) -> None:
-    """Run the task that TF_CONFIG names; importing, connecting and training may each take `timeout_seconds`."""
+    """Run the task that TF_CONFIG names. Importing, connecting and training may each take `timeout_seconds`."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with exit_after(timeout_seconds, lambda: f"timed out after {timeout_seconds:g} s while importing TensorFlow"):
         import tensorflow as tf

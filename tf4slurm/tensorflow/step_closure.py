@@ -1,4 +1,4 @@
-"""`StepClosure`: the function with which a worker runs some training steps."""
+"""Build the function with which a worker runs several training steps (`StepClosure`)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READS = ("ReadVariableOp", "ResourceGather")
+_READS = ("ReadVariableOp", "ResourceGather")  # stateful operations that change no variable
 _MAX_STEPS = 64
-_MAX_OPERATIONS = 5_000  # without constants and placeholders; a graph of this size takes 2 to 3 s to trace and send
+_MAX_OPERATIONS = 5_000  # except constants and placeholders: such a graph takes 2 to 3 s to trace and send
 
 
 class StepClosure:
-    """A tf.function that runs several steps; it returns the worker's index and the sums of the steps' numbers.
+    """A tf.function that runs several steps on a worker.
 
-    The graph contains copies of the step. Steps per second, measured with a 4-byte variable on a ps: 170 with one step
-    per closure, 1,100 with 32 copies, 630 in 32 calls of a function for one step, and 620 in a TensorFlow loop, because
-    the ps takes part in each of its iterations.
+    The function returns the worker's index, and the sums of the values that the steps return. Its graph contains the
+    step several times, because this is fastest. Steps per second, measured with a 4-byte variable on a ps: 170 with one
+    step per closure, 1,100 with 32 copies of the step, 630 with 32 calls of a function for one step, and 620 with a
+    TensorFlow loop, because the ps takes part in each iteration.
 
     Attributes:
-        function: The tf.function; its arguments are the number of steps and the datasets.
+        function: The tf.function. Its arguments are the number of steps and the iterators of the datasets.
         max_steps: The largest number of steps that keeps the graph small.
-        last_steps: The steps per closure that the last `run_steps` chose.
+        last_steps: The number of steps per closure at the end of the last `run_steps`.
     """
 
     def __init__(self, strategy: Any, step: KerasStep | FunctionStep, counter: tf.Variable) -> None:
         self.max_steps = 1
         self.last_steps = 1
-        self._shapes: dict[str, tuple[int, ...]] | None = None  # of the sums by name, in their order in the result
+        self._shapes: dict[str, tuple[int, ...]] | None = None  # shape of each sum, in the order of the result
         self._has_warned = False
         self._strategy = strategy
         self._step = step
@@ -61,21 +62,22 @@ class StepClosure:
         return tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in (worker, *sums.values())], axis=0)
 
     def split(self, result: Any) -> tuple[int, dict[str, Any]]:
-        """Return the worker's index and the sums by name, floats or numpy arrays, of a fetched result."""
-        worker, rest, sums = int(result[0]), result[1:], {}
+        """Split a fetched result into the worker's index and the sums by name, which are floats or numpy arrays."""
+        worker, rest = int(result[0]), result[1:]
+        sums = {}
         for name, shape in (self._shapes or {}).items():
             size = math.prod(shape)
             sums[name], rest = rest[:size].reshape(shape) if shape else float(rest[0]), rest[size:]
         return worker, sums
 
     def _trace_step(self, graph: Any, sums: dict[str, Any], iterators: Any) -> dict[str, Any]:
-        """Add a step and an increment of the step counter to the graph; return the sums with the step's numbers."""
+        """Add a step and an increment of the counter to the graph. Return `sums` plus what the step returns."""
         before = len(graph.get_operations())
         batch = [next(iterator) for iterator in iterators]
         sums = self._strategy.run(self._step, args=(sums, *batch))
         operations = graph.get_operations()[before:]
         updates = [each for each in operations if each.op_def.is_stateful and each.type not in _READS]
-        with tf.control_dependencies(updates):  # else the ps could count steps before they are applied
+        with tf.control_dependencies(updates):  # without it, the ps could count a step before its updates are applied
             self._counter.assign_add(1)
         size = sum(each.type not in ("Const", "Placeholder") for each in operations)
         copies = tf.autograph.experimental.do_not_convert(max_copies)(operations)
@@ -97,18 +99,18 @@ class StepClosure:
 
 @functools.lru_cache(maxsize=8)
 def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
-    """Return the closure for a `step_fn` of run_steps; cached, so that workers get its graphs once."""
+    """Return the closure for a `step_fn`. The cache makes TensorFlow send its graphs to the workers only once."""
     return StepClosure(strategy, FunctionStep(step_fn), counter_reference.deref())
 
 
 class FunctionStep:
-    """A step that calls the `step_fn` of run_steps, and adds up the numbers that `step_fn` returns."""
+    """A step that calls the user's `step_fn` and adds up the values that it returns."""
 
     def __init__(self, step_fn: Callable[..., Any]) -> None:
         self._step_fn = step_fn
 
     def __call__(self, sums: dict[str, Any], *batch: Any) -> dict[str, Any]:
-        """Run one step on a replica; return the sums, which are empty at first, with the numbers of this step."""
+        """Run one step on a replica. Return `sums`, which is empty before the first step, plus this step's values."""
         result = self._step_fn(*batch)
         numbers = result if isinstance(result, dict) else {} if result is None else {"loss": result}
         for name, number in numbers.items():
@@ -128,11 +130,11 @@ class FunctionStep:
         return added
 
     def reduce(self, strategy: Any, sums: dict[str, Any]) -> dict[str, Any]:
-        """Return the means of the replicas."""
+        """Return the mean of each sum over the replicas."""
         return {name: strategy.reduce("MEAN", total, axis=None) for name, total in sums.items()}
 
 
 def _check_names(names: Iterable[str], before: Iterable[str] | None) -> None:
-    """Raise TrainingError if a step returned numbers of other names than the steps before."""
+    """Raise TrainingError if a step returned other names than the steps before it."""
     if before is not None and list(names) != list(before):
         raise TrainingError(f"step_fn returned {tuple(names)}, but {tuple(before)} before. Always return the same.")

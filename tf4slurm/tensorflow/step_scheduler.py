@@ -1,4 +1,4 @@
-"""`StepScheduler` chooses how many steps the next closure gets, and counts the completed steps of each worker."""
+"""Choose how many steps the next closure gets, and count the completed steps of each worker (`StepScheduler`)."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ CLOSURE_SECONDS = 0.25
 """The target duration of a closure in seconds, without `steps_per_call`.
 
 The chief's work of some milliseconds per closure is then negligible. A stop request waits for at most two closures per
-worker; a killed worker loses at most two.
+worker, and a killed worker loses at most two.
 """
 
-_MAX_GROWTH = 8  # from one closure to the next: few sizes to trace, but short closures until the speed is known
-_STEPS_PER_COPY = 100  # expected steps for each step in a closure; in fewer, tracing it takes longer than it saves
+_MAX_GROWTH = 8  # factor between closures: few sizes are traced, but closures are short until the speed is known
+_STEPS_PER_COPY = 100  # with fewer expected steps per step in a closure, tracing takes longer than it saves
 
 
 class StepScheduler:
     """Schedules the steps of one `run_steps` call. Thread-safe.
 
     Attributes:
-        steps_by_worker: Completed steps by worker index; workers that join are added.
+        steps_by_worker: Completed steps by worker index. Workers that join are added.
         num_workers: The number of connected workers, at least 1.
-        sums: The sum over all completed steps of each number of a step, by name; a float or array.
-        closure_steps: Steps of the next closure; unused with `steps_per_call`.
-        changed_at: Monotonic time at which a closure last completed.
+        sums: By name, each value that the steps return, added up over all completed steps: a float or an array.
+        closure_steps: Number of steps of the next closure, unless `steps_per_call` is given.
+        changed_at: Monotonic time at which a closure last completed, or the limit was last set.
     """
 
     def __init__(
         self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1, *, expected_steps: int
     ) -> None:
-        """Schedule nothing yet.
+        """Create a scheduler without any steps. Call `set_limit` to allow some.
 
-        Without `steps_per_call`, the first closures have `closure_steps` steps each; later ones adapt to the speed of
-        the training and to its expected number of steps.
+        With `steps_per_call`, each closure has that number of steps. Otherwise the first closures have `closure_steps`
+        steps each, and later ones adapt to the speed of the training and to `expected_steps`, its number of steps.
         """
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, Any] = {}
@@ -57,14 +57,14 @@ class StepScheduler:
         return sum(self.steps_by_worker)
 
     def set_workers(self, count: int) -> None:
-        """Set the number of connected workers, to which the size of closures adapts; without any, closures wait."""
+        """Set the number of connected workers, to which the size of closures adapts. Without any, closures wait."""
         with self._lock:
             if self.num_workers != max(count, 1):
                 self.num_workers = max(count, 1)
                 self._recent = collections.deque(maxlen=2 * self.num_workers + 1)
 
     def set_limit(self, limit: int) -> None:
-        """Allow up to this total number of steps to be scheduled."""
+        """Set the total number of steps that may be scheduled."""
         with self._lock:
             self._limit = limit
             self.changed_at = time.monotonic()
@@ -75,9 +75,9 @@ class StepScheduler:
             self._limit = self._scheduled
 
     def take(self, max_steps: int) -> int:
-        """Return the number of steps for the next closure; 0 at the limit.
+        """Return the number of steps for the next closure, or 0 at the limit.
 
-        The number is `steps_per_call`, or a power of two up to `max_steps`. Fewer remaining steps are also split into
+        The number is `steps_per_call`, or a power of two up to `max_steps`. If fewer steps remain, they are split into
         powers of two, because TensorFlow traces a graph for each number of steps.
         """
         with self._lock:
@@ -93,7 +93,7 @@ class StepScheduler:
             return self.completed, dict(self.sums)
 
     def add_completed(self, worker: int, steps: int, sums: Mapping[str, Any], now: float | None = None) -> None:
-        """Record a closure that a worker has completed, with the sums that the closure returned."""
+        """Record a closure that a worker has completed, and add the sums that the closure returned."""
         with self._lock:
             self.steps_by_worker += [0] * (worker + 1 - len(self.steps_by_worker))
             self.steps_by_worker[worker] += steps
@@ -104,7 +104,7 @@ class StepScheduler:
             self._choose_size()
 
     def _choose_size(self) -> None:
-        """Choose a power of two with which a closure takes at most CLOSURE_SECONDS at the current speed."""
+        """Set `closure_steps` to a power of two with which a closure takes at most CLOSURE_SECONDS."""
         num_workers = self.num_workers
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
@@ -114,5 +114,5 @@ class StepScheduler:
 
 
 def _round_down_to_power(number: int) -> int:
-    """Return the largest power of two that is at most `number`; 0 for 0."""
+    """Return the largest power of two that is at most `number`, or 0 for 0."""
     return 1 << (number.bit_length() - 1) if number else 0

@@ -1,4 +1,4 @@
-"""`run_steps()`: train a number of steps on the workers of a ParameterServerStrategy."""
+"""Train a number of steps on the workers of a ParameterServerStrategy (`run_steps()`)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class StepsDone(NamedTuple):
 
     Attributes:
         step: The step counter at the end, including repeated steps.
-        steps_by_worker: Steps that each worker completed in this call, by its index, without closures lost with a
-            worker. Workers that have joined or left are included.
-        means: The mean over these steps of each number that step_fn returned, by name; "loss" for a single tensor.
+        steps_by_worker: Steps that each worker completed in this call, by worker index. Closures that were lost with a
+            worker do not count. Workers that have joined or left are included.
+        means: By name, the mean over these steps of each value that step_fn returned. The name of a single tensor is
+            "loss".
         is_stopped: Whether run_steps returned early because of a stop request.
-        seconds: The duration, including tracing and saving.
+        seconds: The duration in seconds, including tracing and saving.
     """
 
     step: int
@@ -48,12 +49,12 @@ class StepsDone(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The number of steps of this call; repeated steps count once."""
+        """The number of steps of this call. Repeated steps count once."""
         return sum(self.steps_by_worker)
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean loss of these steps; None if step_fn returned no loss."""
+        """The mean loss of these steps, or None if step_fn returned no loss."""
         return self.means.get("loss")
 
 
@@ -74,20 +75,21 @@ def run_steps(
     including the steps already applied: up to half a second of steps, or two times `steps_per_call`. So the counter may
     exceed `steps`. A restarted worker reads its dataset from the start.
 
-    run_steps reports step, loss and other numbers to the job (`tf4slurm.report`). After a stop request, it waits at
-    most 10 s for running closures, saves a checkpoint, and returns. After an error or Ctrl-C, it also waits at most
-    10 s; the next call waits for the rest.
+    run_steps reports the step, the loss and other values to the job (`tf4slurm.report`). After a stop request, it waits
+    at most 10 s for running closures, saves a checkpoint, and returns. After an error or Ctrl-C, it also waits at most
+    10 s. The next call waits for the closures that still run.
 
     Args:
+        coordinator: The coordinator of the workers.
         step_fn: `step_fn(batch)`, or without a dataset `step_fn()`. It runs on a worker, in `strategy.run`, and returns
             a scalar loss tensor, a dict of scalar tensors by name, or None. The same function is traced only once.
         steps: The value of the step counter at which to return.
         dataset: `iter(coordinator.create_per_worker_dataset(…))`. Each worker's dataset must not end: `repeat()` it.
-        step: The counter, an integer tf.Variable created in the strategy's scope; by default `checkpoints.step`, else a
-            new variable that starts at 0.
+        step: The counter, an integer tf.Variable created in the strategy's scope (default: `checkpoints.step`, or
+            without checkpoints a new variable that starts at 0).
         checkpoints: The checkpoints to save when due, on a stop request, and at the end.
-        steps_per_call: Steps per scheduled closure, whose tracing time grows with them. By default a closure takes
-            about 0.25 s, less if the step is a large graph or the training is short: the chief's work is then
+        steps_per_call: Number of steps per closure. The time to trace a closure grows with it. By default, a closure
+            takes about 0.25 s, or less if the step is a large graph or the training is short. The chief's work is then
             negligible, and a stop or a lost worker costs little.
         timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
 
@@ -98,7 +100,7 @@ def run_steps(
         TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors, or uses more than
             2 GB of arrays.
         CheckpointError: A checkpoint could not be written.
-        TypeError, ValueError: An argument is invalid; nothing was done.
+        TypeError, ValueError: An argument is invalid. Nothing was done.
         BaseException: Any exception that step_fn raised.
     """
     steps = check_integer("steps", steps, at_least=0)
@@ -142,12 +144,13 @@ def run_closures(
 ) -> StepsDone:
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
 
-    `save_at` is the step from which a checkpoint is saved at the end of this call, due or not; it may be after `steps`.
-    `last_step` is the step at which the training will end, after this call and later ones. A training without a known
-    end is expected to take as many steps as it already has.
+    If the counter is at least `save_at` at the end of this call, a checkpoint is saved even if none is due. `save_at`
+    may be greater than `steps`. `last_step` is the step at which the training ends, in this call or a later one. If the
+    end is unknown, as in a loop of calls, at least as many further steps are expected as the counter already shows.
 
-    `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed, with the step
-    counter, their number, and the sums of their numbers. If it returns True, no more closures are scheduled.
+    `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed. It gets the
+    step counter, the number of steps that this call has completed, and the sums of the values that they returned. If
+    it returns True, no more closures are scheduled.
     """
     wait_for_closures(coordinator, timeout_seconds)
     allow_exit_without_workers(coordinator)
@@ -167,7 +170,7 @@ def run_closures(
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Translate TensorFlow's errors of a lost ps and of an ended dataset."""
+    """Raise our errors in place of TensorFlow's errors for a lost ps and for an ended dataset."""
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
@@ -182,7 +185,7 @@ def translate_errors() -> Iterator[None]:
 
 
 class StepReporter:
-    """Reports the step and the means of the numbers since the last report, and warns once if training diverges."""
+    """Reports the step and the mean of each value of the steps to the job. Warns once if training diverges."""
 
     def __init__(self) -> None:
         self._completed = 0
@@ -190,6 +193,7 @@ class StepReporter:
         self._has_warned = False
 
     def observe(self, step: int, completed: int, sums: dict[str, Any]) -> bool:
+        """Report the means over the steps since the last call. Return False, so that the training goes on."""
         latest = {name: total - self._sums.get(name, 0.0) for name, total in sums.items()}
         means = {name: total / (completed - self._completed) for name, total in latest.items()}
         self._completed, self._sums = completed, sums
@@ -225,7 +229,7 @@ def _check_arguments(
 
 @dataclass(frozen=True, eq=False)
 class _StepWork:
-    """The steps of one call of `run_steps`, as units of a `ClosureRunner`: numbers of steps."""
+    """The steps of one call of `run_steps`. Each unit of work of the `ClosureRunner` is a number of steps."""
 
     coordinator: Any
     closure: StepClosure
@@ -235,7 +239,7 @@ class _StepWork:
 
     @property
     def is_over(self) -> bool:
-        return True  # when `take` returns None: the limit is set before a run
+        return True  # always, if `take` returns None: the limit is set before a run, and never rises during it
 
     def take(self) -> int | None:
         return self.scheduler.take(self.closure.max_steps) or None
@@ -263,7 +267,7 @@ class _StepWork:
 
 @dataclass(eq=False)
 class _StepRun:
-    """One call of `run_steps`."""
+    """Runs one call of `run_closures`."""
 
     work: _StepWork
     checkpoints: Checkpoints | None
@@ -271,14 +275,14 @@ class _StepRun:
     observe: Callable[[int, int, dict[str, Any]], bool]
     observed: int = 0
     observed_at: float = 0.0
-    is_ended: bool = False  # by `observe`
+    is_ended: bool = False  # `observe` has returned True
 
     def run(self, steps: int, save_at: int) -> StepsDone:
         started = time.monotonic()
         scheduler, counter, checkpoints = self.work.scheduler, self.work.counter, self.checkpoints
         step = int(counter.numpy())
         is_stopped = False
-        if checkpoints is not None and step >= save_at:  # closures of an interrupted call have reached it
+        if checkpoints is not None and step >= save_at:  # closures of an earlier, interrupted call have reached it
             checkpoints.save()
         while step < steps and not is_stopped and not self.is_ended:
             due = None if checkpoints is None else checkpoints.next_due(step)
@@ -293,7 +297,7 @@ class _StepRun:
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
-        """Run until `limit` steps are completed, or a save or stop is due; return whether to stop the training."""
+        """Run until `limit` steps are completed, or a save or stop is due. Return whether to stop the training."""
         self.work.scheduler.set_limit(limit)
         runner = ClosureRunner(self.work.coordinator, self.work, self.timeout_seconds)
         is_stopped = runner.run(lambda: self._poll(first_step))

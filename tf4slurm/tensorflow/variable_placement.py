@@ -20,9 +20,9 @@ from tf4slurm.scripts.channel import ScriptChannel
 
 _PLACEMENTS = ("bytes", "round-robin")
 _PRIVATE_NAMES = ("_create_variable", "_create_var_creator", "_create_variable_round_robin", "_variable_count")
-_REPORT_SECONDS = 0.5
+_REPORT_SECONDS = 0.5  # delay, so that one report covers many new variables
 _parts: contextvars.ContextVar[collections.Counter[int] | None] = contextvars.ContextVar("parts", default=None)
-"""In a block of `on_different_ps`: the number of variables on each ps that the block has created."""
+"""How many variables the current block of `on_different_ps` has created, by ps. Outside of a block it is None."""
 
 
 def check_placement(placement: str) -> None:
@@ -34,11 +34,11 @@ def check_placement(placement: str) -> None:
 def place_variables(strategy: Any, placement: str, num_ps: int, channel: ScriptChannel | None) -> None:
     """Let a new ParameterServerStrategy place its variables, and report the bytes on each ps to the agent.
 
-    A version of TensorFlow without the private methods that this replaces keeps its own placement.
+    If TensorFlow's version lacks the private methods that this function replaces, it keeps its own placement.
 
     Args:
-        placement: "bytes": on the ps with the fewest bytes; "round-robin": in turns, as TensorFlow.
-        channel: The connection to the agent; None to report nothing.
+        placement: "bytes" puts a variable on the ps with the fewest bytes. "round-robin" takes turns, as TensorFlow.
+        channel: The connection to the agent, or None to report nothing.
     """
     if all(hasattr(strategy.extended, name) for name in _PRIVATE_NAMES):
         _Placement(strategy.extended, placement, num_ps, channel)
@@ -46,7 +46,7 @@ def place_variables(strategy: Any, placement: str, num_ps: int, channel: ScriptC
 
 @contextlib.contextmanager
 def on_different_ps() -> Iterator[None]:
-    """Place the variables that the block creates on different ps, as far as there are enough. May be nested."""
+    """Place the variables that the block creates on different ps, as long as there are enough. May be nested."""
     if _parts.get() is not None:
         yield
         return
@@ -58,14 +58,14 @@ def on_different_ps() -> Iterator[None]:
 
 
 class _Placement:
-    """The bytes of the variables on each ps. Replaces methods of a strategy's `extended`."""
+    """Counts the bytes of the variables on each ps. Replaces the methods of a strategy that create variables."""
 
     def __init__(self, extended: Any, placement: str, num_ps: int, channel: ScriptChannel | None) -> None:
         self._extended = extended
         self._channel = channel
         self._bytes = [0] * num_ps
         self._num_variables = [0] * num_ps
-        self._deleted: collections.deque[tuple[int, int]] = collections.deque()  # garbage collection takes no lock
+        self._deleted: collections.deque[tuple[int, int]] = collections.deque()  # needs no lock in a finalizer
         self._lock = threading.Lock()
         self._is_report_due = False
         self._create_creator = extended._create_var_creator
@@ -77,14 +77,15 @@ class _Placement:
             extended._create_variable_round_robin = self._create_on_emptiest
 
     def _create_apart(self, next_creator: Callable[..., Any], **options: Any) -> Any:
-        """Create a variable; with a partitioner, its parts are on different ps."""
+        """Create a variable. With a partitioner, put its parts on different ps."""
         with on_different_ps():
             return self._create(next_creator, **options)
 
     def _create_on_emptiest(self, next_creator: Callable[..., Any], **options: Any) -> Any:
         self._remove_deleted()
-        parts, ps = _parts.get(), range(len(self._bytes))
-        assert parts is not None  # `_create_apart` calls TensorFlow's method that calls this one
+        parts = _parts.get()
+        ps = range(len(self._bytes))
+        assert parts is not None  # TensorFlow's method, which calls this one, is called only by `_create_apart`
         chosen = min(ps, key=lambda index: (parts[index], self._bytes[index], self._num_variables[index]))
         parts[chosen] += 1
         self._extended._variable_count = chosen  # TensorFlow's method takes it modulo the number of ps
@@ -108,7 +109,8 @@ class _Placement:
         with self._lock:
             self._bytes[device.task] += num_bytes
             self._num_variables[device.task] += 1
-            is_first, self._is_report_due = not self._is_report_due, True
+            is_first = not self._is_report_due
+            self._is_report_due = True
         weakref.finalize(variable, self._deleted.append, (device.task, num_bytes)).atexit = False
         if is_first and self._channel is not None:
             timer = threading.Timer(_REPORT_SECONDS, self._report, (self._channel,))
