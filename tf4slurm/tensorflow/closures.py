@@ -42,13 +42,13 @@ class Work(Protocol):
         """Whether `take` will return no more units."""
 
     def take(self) -> Any:
-        """Return the next unit; None if there is none now."""
+        """Return the next unit, or None if there is none now."""
 
     def stop(self) -> None:
         """Let `take` return no more units."""
 
     def schedule(self, unit: Any) -> Any:
-        """Schedule the closure of a unit; return its RemoteValue."""
+        """Schedule the closure of a unit. Return its RemoteValue."""
 
     def complete(self, unit: Any, result: Any) -> None:
         """Record the fetched result of a unit."""
@@ -76,7 +76,7 @@ class ClosureRunner:
         self._is_given_up = False
 
     def run(self, poll: Callable[[], None] = lambda: None, *, ends_at_stop: bool = True) -> bool:
-        """Run all units; return whether the run has ended because of a stop request.
+        """Run all units. Return whether the run has ended because of a stop request.
 
         Args:
             poll: Called in this thread after a completed unit, and at least every 0.1 s.
@@ -104,7 +104,7 @@ class ClosureRunner:
         return is_stopped
 
     def _watch(self, threads: list[_Thread], poll: Callable[[], None], ends_at_stop: bool) -> bool:
-        """Start threads and wait for them; return whether a stop was requested."""
+        """Start threads and wait for them. Return whether a stop was requested."""
         is_stopped, give_up_at, next_start = False, float("inf"), 0.0
         while time.monotonic() < give_up_at and not self._errors:
             self._poll(poll)
@@ -131,7 +131,7 @@ class ClosureRunner:
             self._changed_at += time.monotonic() - max(self._changed_at, begin)
 
     def _start_threads(self, threads: list[_Thread]) -> None:
-        """Start threads until there are two per worker; each runs one closure after another."""
+        """Start threads until there are two per worker. Each runs one closure after another."""
         while len(threads) < CLOSURES_PER_WORKER * max(count_tasks("worker"), 1):
             ended: _Thread = Future()
             name = f"tf4slurm-closures-{len(threads)}"
@@ -144,7 +144,7 @@ class ClosureRunner:
             self._changed.notify_all()
 
     def _give_up(self, threads: list[_Thread]) -> None:
-        """Schedule no more closures; wait at most 10 s for running ones, since a worker may hang."""
+        """Schedule no more closures. Wait at most 10 s for running ones, since a worker may hang."""
         self._is_given_up = True
         self._stop()
         wait([each for each in threads if not each.cancel()], _STOP_SECONDS)
@@ -152,7 +152,7 @@ class ClosureRunner:
             _forget_run(self._coordinator, threads)
 
     def _run_units(self, ended: _Thread) -> None:
-        """Run one unit after another until there are no more; then set `ended`. Do nothing if it is cancelled."""
+        """Run one unit after another until there are no more. Then set `ended`. Do nothing if it is cancelled."""
         if not ended.set_running_or_notify_cancel():
             return
         failure: BaseException | None = None
@@ -173,14 +173,14 @@ class ClosureRunner:
                 self._changed.notify_all()
 
     def _next(self) -> Any:
-        """Return the next unit, for which this may have to wait; None if there are no more."""
+        """Wait for the next unit and return it, or None if there are no more."""
         with self._changed:
             while (unit := self._work.take()) is None and not self._work.is_over:
                 self._changed.wait(_POLL_SECONDS)
             return unit
 
     def _run_unit(self, unit: Any) -> Any:
-        """Run the closure of a unit on a worker; return the result.
+        """Run the closure of a unit on a worker. Return the result.
 
         If the worker is lost before its result is fetched, the closure runs again. If a ps is lost, `check_ps` or
         running the closure again raises an error.

@@ -32,7 +32,7 @@ _running: list[LocalCluster] = []
 
 
 class LocalCluster:
-    """Runs local ps and workers during a `with` block; this process is their chief.
+    """Runs local ps and workers during a `with` block. This process is their chief.
 
     The tasks belong to an ordinary job with logs in its `run_directory`. They end with this process, even if it is
     killed. TensorFlow can connect a process to one cluster only: for another one, restart the notebook's kernel.
@@ -50,7 +50,7 @@ class LocalCluster:
         start_timeout_seconds: float = 120.0,
         runs_directory: str | os.PathLike[str] = "runs",
     ) -> None:
-        """Store the arguments; `__enter__` starts the tasks.
+        """Store the arguments. `__enter__` starts the tasks.
 
         Args:
             start_timeout_seconds: Timeout in seconds for the tasks (default 120), and again for their servers.
@@ -78,7 +78,7 @@ class LocalCluster:
         self._job.__exit__(*error)
 
     def strategy(self, *, placement: str = "bytes", **options: Any) -> Any:
-        """Return a tf.distribute.ParameterServerStrategy for this cluster; `options` are its further arguments.
+        """Return a tf.distribute.ParameterServerStrategy for this cluster. `options` are its further arguments.
 
         Args:
             placement: As for `parameter_server_strategy`.

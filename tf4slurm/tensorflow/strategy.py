@@ -41,7 +41,7 @@ def parameter_server_strategy(
     placement: str = "bytes",
     timeout_seconds: float = 300.0,
 ) -> tuple[Any, Any]:
-    """Return a ParameterServerStrategy and its ClusterCoordinator in the chief; run the server in ps and workers.
+    """Return a ParameterServerStrategy and its ClusterCoordinator in the chief. In ps and workers, run the server.
 
     In a ps or worker this function never returns: the process exits when training is over. Call it before work that
     only the chief should do, such as loading data. In the `with` block of a `LocalCluster`, this process is its chief.
@@ -135,7 +135,7 @@ def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
 
 
 def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options: Any) -> Any:
-    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job; `options` are its arguments.
+    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job. `options` are its arguments.
 
     Call it in every worker of a job with "--ps 0 --no-chief". The strategy cannot replace a worker, so such a job never
     restarts one. Model.fit of Keras 3 raises KerasError: train with `fit`, or in a loop of your own.
@@ -185,7 +185,7 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 
 
 def _workers_and_index() -> tuple[int, int | None]:
-    """Return the number of workers, and the index of this worker; None if a coordinator runs the datasets."""
+    """Return the number of workers, and the index of this worker. It is None if a coordinator runs the datasets."""
     local = running_cluster()
     if local is not None:
         return len(local.cluster["worker"]), None
