@@ -169,3 +169,11 @@ def test_star_import_gives_the_public_names_but_the_resolver() -> None:
 
 def test_version_is_the_same_everywhere() -> None:
     assert re.search(rf"^## {re.escape(tf4slurm.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_first_line_of_a_docstring_has_one_fact(module: str) -> None:
+    tree = ast.parse((PACKAGE / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+    assert [text for text in texts if ";" in re.sub(r"`[^`]*`|\"[^\"]*\"", "", text.partition("\n")[0])] == []

@@ -118,7 +118,7 @@ class WorkerWatch:
     """Reports the workers in use, and makes the workers elastic when that is needed."""
 
     def __init__(self, coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-        """Let calls of `update_server_def` come here; the arguments are those of `make_elastic`."""
+        """Let calls of `update_server_def` come here. The arguments are those of `make_elastic`."""
         self._coordinator = weakref.ref(coordinator)  # its destructor ends the cluster
         self._cluster = coordinator._cluster
         self._handler = self._cluster.failure_handler
@@ -177,7 +177,7 @@ class WorkerWatch:
         return {index for index, worker in enumerate(self._cluster.workers) if worker._is_dead_with_error}
 
     def _update_when_all_answer(self, server_def: Any) -> None:
-        """Call TensorFlow's `update_server_def` when all servers answer; it would wait for them in C++.
+        """Call TensorFlow's `update_server_def` when all servers answer, because it would wait for them in C++.
 
         If the workers must be elastic, or the cluster has been stopped, end the update thread, which is the caller.
         """
@@ -221,7 +221,7 @@ def _find_missing(servers: Mapping[int, Address]) -> list[int]:
 
 
 def _find_obstacle(coordinator: Any) -> str:
-    """Return the reason why the workers cannot change, as a sentence without a full stop; empty if they can."""
+    """Return the reason why the workers cannot change, as a sentence without a full stop, or "" if they can."""
     first, last = _VERSIONS
     if not _numbers(first) <= _numbers(tf.__version__) <= _numbers(last):
         return f"TensorFlow {tf.__version__} is not one of the versions whose workers can change: {first} to {last}"

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 
 class WorkerIndex(int):
-    """The index of a worker; as a tensor, which functions may capture, it is in the chief.
+    """The index of a worker. As a tensor, which functions may capture, it is in the chief.
 
     TensorFlow would create the tensor on the worker while it holds the GIL: a stopped worker would stop this process.
     """
@@ -48,7 +48,7 @@ class PerWorkerResources:
             self._known += [weakref.ref(values) for values in found if id(values._values[0]) in own]
 
     def complete(self, closure: Any) -> bool:
-        """Create the resources that the closure may need on all workers; return whether any was missing."""
+        """Create the resources that the closure may need on all workers. Return whether any was missing."""
         workers = tuple(self._cluster.workers)
         is_incomplete = False
         with self._lock:

@@ -59,7 +59,7 @@ class WorkerStates:
             self._changed.notify_all()
 
     def begin(self, index: int) -> bool:
-        """Apply "begin"; return whether the worker may run a closure."""
+        """Apply "begin". Return whether the worker may run a closure."""
         with self._changed:
             self.change("begin", [index])
             return self._states[index] is RUNNING

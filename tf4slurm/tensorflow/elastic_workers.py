@@ -103,7 +103,7 @@ class ElasticWorkers:
         return self._states.find(IDLE, RUNNING) | self._leaving
 
     def update(self, workers: Mapping[int, Address]) -> None:
-        """Use these workers, if they answer, and no others. Call this regularly; it logs errors and raises none."""
+        """Use these workers, if they answer, and no others. Call this regularly. It logs errors and raises none."""
         for index in self.unusable.keys() - workers.keys():
             del self.unusable[index]
         try:
@@ -135,7 +135,7 @@ class ElasticWorkers:
                 self._unproven.discard(worker.worker_index)
 
     def run_resource_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
-        """Create a resource on its worker, or wait until the worker is in use; its resources are created then."""
+        """Create a resource on its worker, or wait until the worker is in use. Its resources are created then."""
         with self._running(worker) as may_run:
             if may_run:
                 run(closure)
@@ -221,7 +221,7 @@ class ElasticWorkers:
         logger.info("connected to workers %s in %.3f s", sorted(workers), time.monotonic() - started)
 
     def _disconnect(self, indices: Collection[int]) -> list[Any]:
-        """Use these workers no more; return their resources, which are lost.
+        """Use these workers no more. Return their resources, which are lost.
 
         Keep them until an update has disconnected the workers. Earlier, TensorFlow would delete the resources on the
         workers, and the update, which blocks all functions, would wait: a dataset's iterator takes up to 20 s.
@@ -257,7 +257,7 @@ class ElasticWorkers:
 
 
 class _DisconnectedError(tf.errors.UnavailableError):  # type: ignore[misc]
-    """The error of a worker that was disconnected by `ElasticWorkers`; no closure has failed."""
+    """The error of a worker that `ElasticWorkers` has disconnected. No closure has failed."""
 
 
 class _ElasticHandler(WorkerPreemptionHandler):  # type: ignore[misc]
@@ -266,7 +266,10 @@ class _ElasticHandler(WorkerPreemptionHandler):  # type: ignore[misc]
     elastic: ElasticWorkers
 
     def _validate_preemption_failure(self, e: Exception) -> None:
-        """Raise an error that is none of a lost worker; treat a joined worker as lost if the first closure fails."""
+        """Raise an error, unless it is that of a lost worker.
+
+        If the first closure on a joined worker fails, treat the worker as lost.
+        """
         try:
             super()._validate_preemption_failure(e)
         except Exception:
@@ -290,7 +293,7 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         self.failure_handler.elastic.run_resource_closure(self, closure, super()._process_resource_closure)
 
     def _on_worker_recovery(self) -> None:
-        """Wait after a failure; `connect` creates the resources again."""
+        """Wait after a failure. `connect` creates the resources again."""
         self.failure_handler.elastic.wait_until_used(self)
 
     def connect(self) -> None:
@@ -298,7 +301,7 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         super()._on_worker_recovery()
 
     def disconnect(self) -> list[Any]:
-        """Mark all resources as lost, as after a failure; return them."""
+        """Mark all resources as lost, as after a failure. Return them."""
         error = _DisconnectedError(None, None, f"{self.device_name} is not connected.")
         queue = self._cluster.closure_queue
         with self._resource_tracking_lock:

@@ -165,11 +165,13 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
 
 
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:
-    """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`; outside of a job all.
+    """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`.
+
+    Outside of a job it has all files.
 
     Call it in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`, such as
     `lambda: worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)`. A worker that joins later reads the
-    files of one of the first workers, too; data shards give it data of its own.
+    files of one of the first workers, too. Data shards give it data of its own.
 
     Args:
         workers: Number of workers of the coordinator; by default all workers of this process's cluster.
