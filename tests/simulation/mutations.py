@@ -76,8 +76,8 @@ def _check_barriers_in_real_time(self: ScriptCalls, now: float, check: Any = Scr
     check(self, now + _paused_seconds())
 
 
-def _find_lost_in_real_time(self: TaskTable, spec: Any, now: float, find_lost: Any = TaskTable.find_lost) -> Any:
-    return find_lost(self, spec, now + _paused_seconds())
+def _loss_in_real_time(record: Any, spec: Any, now: float, loss_of: Any = rules.loss_of) -> Any:
+    return loss_of(record, spec, now + _paused_seconds())
 
 
 def _overwrite(self: ScriptProcesses, process: Any, state: Any, update: Any = ScriptProcesses.update) -> Any:
@@ -131,7 +131,7 @@ MUTATIONS = {
         JobState, "_end_if_all_gone", _end_without_outcome
     ),
     "pauses count for barriers": Mutation(ScriptCalls, "check", _check_barriers_in_real_time),
-    "pauses count for heartbeats": Mutation(TaskTable, "find_lost", _find_lost_in_real_time),
+    "pauses count for heartbeats": Mutation(rules, "loss_of", _loss_in_real_time),
     "pauses count for an agent that reconnects": Mutation(ControlClient, "_now", _real_time),
     "a second process overwrites the state of the first": Mutation(ScriptProcesses, "update", _overwrite),
     "a position is refused after a restart": Mutation(_Shards, "find_error", _refuse_position),

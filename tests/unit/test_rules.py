@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tf4slurm.cluster import Task
 from tf4slurm.control.messages import DesiredState, KilledBy
-from tf4slurm.control.records import Phase
+from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.control.rules import (
     AFTER_EXIT,
     AFTER_LOSS,
@@ -22,8 +23,11 @@ from tf4slurm.control.rules import (
     after_loss,
     after_script_end,
     exit_code_after,
+    loss_of,
+    outcome_of_loss,
 )
 from tf4slurm.roles import JOINED_WORKER, ROLES, Role, role_of
+from tf4slurm.spec.job_spec import JobSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "failures.md"
 CHIEF, PS, WORKER = (role_of(name, has_chief=True) for name in ("chief", "ps", "worker"))
@@ -102,23 +106,23 @@ def test_loss_that_disturbs_nothing_has_no_consequence(phase: Phase, fact: str) 
     assert found is AfterLoss.GO_ON
 
 
-ALL = {"spares_suffice", "accepts_workers", "owns_child"}
+ALL = {"is_replaceable", "accepts_workers", "owns_child"}
 
 
 @pytest.mark.parametrize(
     ("role", "phase", "missing", "expected"),
     [
         (CHIEF, Phase.RENDEZVOUS, (), AfterLoss.REPLACE_BEFORE_TRAINING),
-        (CHIEF, Phase.RENDEZVOUS, ("spares_suffice",), AfterLoss.FAILURE),
+        (CHIEF, Phase.RENDEZVOUS, ("is_replaceable",), AfterLoss.FAILURE),
         (CHIEF, Phase.TRAINING, (), AfterLoss.FAILURE),
         (CHIEF, Phase.STOPPING, (), AfterLoss.END),
         (PS, Phase.CHECKING, (), AfterLoss.FAILURE),
         (WORKER, Phase.TRAINING, (), AfterLoss.REPLACE_IN_TRAINING),
         (WORKER, Phase.TRAINING, ("accepts_workers",), AfterLoss.FAILURE),
-        (WORKER, Phase.TRAINING, ("spares_suffice",), AfterLoss.FAILURE),
+        (WORKER, Phase.TRAINING, ("is_replaceable",), AfterLoss.FAILURE),
         (WORKER, Phase.TRAINING, ("owns_child",), AfterLoss.GO_ON),
         (WORKER, Phase.STOPPING, ("owns_child",), AfterLoss.GO_ON),
-        (WORKER, Phase.CHECKING, ("owns_child", "spares_suffice"), AfterLoss.FAILURE),
+        (WORKER, Phase.CHECKING, ("owns_child", "is_replaceable"), AfterLoss.FAILURE),
         (SPARE, Phase.RENDEZVOUS, (), AfterLoss.FORM_WITHOUT),
         (SPARE, Phase.TRAINING, (), AfterLoss.GO_ON),
         (SPARE, Phase.CHECKING, (), AfterLoss.FAILURE),
@@ -174,3 +178,27 @@ def test_end_of_a_script_of_plain_srun(
     role: Role, phase: Phase, shared: DesiredState, returncode: int | None, expected: AfterLoss
 ) -> None:
     assert after_script_end(role, phase, shared, returncode) is expected
+
+
+@pytest.mark.parametrize(
+    ("seconds_without_heartbeat", "seconds_without_connection", "expected"),
+    [
+        (9.0, None, None),
+        (11.0, None, (False, "it sent no heartbeat for 10 s")),
+        (1.0, 1.0, None),
+        (2.0, 2.0, (True, "its connection broke and was not restored")),
+    ],
+)
+def test_task_without_heartbeat_or_connection_is_lost(
+    seconds_without_heartbeat: float, seconds_without_connection: float | None, expected: tuple[bool, str] | None
+) -> None:
+    record = TaskRecord(1, Task("worker", 0), WORKER, incarnation="x", node="n1", is_connected=True)
+    record.last_heartbeat_at = 100.0 - seconds_without_heartbeat
+    if seconds_without_connection is not None:
+        record.is_connected, record.disconnected_at = False, 100.0 - seconds_without_connection
+    loss = loss_of(record, JobSpec(heartbeat_timeout_seconds=10), 100.0)
+    assert (None if loss is None else (loss.is_orphan, loss.why)) == expected
+    assert outcome_of_loss(record, "it is gone").exit_code == 7
+    record.is_gone = True
+    assert loss_of(record, JobSpec(), 1000.0) is None
+    assert loss_of(TaskRecord(1, Task("worker", 0), WORKER), JobSpec(), 1000.0) is None  # not registered

@@ -1,19 +1,21 @@
-"""The rules of a job as tables: what follows the exit, the loss or the failure of a task, and a stop request.
+"""The rules of a job as tables: when a task is lost, and what follows an exit, a loss, a failure or a stop request.
 
-The functions are pure: `JobState` calls them and acts on the answers. docs/concepts/failures.md has the same tables; a
-test compares them. Failures before the cluster has formed (an invalid task, an unreachable address, the start timeout)
-end the job directly.
+The functions are pure: `JobState` calls them and acts on the answers. docs/concepts/failures.md has the same tables. A
+test compares them. Three events end the job directly, without these rules: an invalid registration, an address that
+other tasks cannot reach, and the start timeout.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tf4slurm.control.messages import DesiredState, KilledBy
 from tf4slurm.control.records import Failure, Outcome, Phase, TaskRecord
 from tf4slurm.errors import EXIT_TASK_LOST, exit_code_of
 from tf4slurm.roles import Role
+from tf4slurm.spec.job_spec import JobSpec
 
 # The exit of a child
 
@@ -87,6 +89,34 @@ def exit_code_after(returncode: int, killed_by: KilledBy | None) -> int:
 # The loss of a task
 
 
+class Loss(NamedTuple):
+    """Why a task is lost.
+
+    Attributes:
+        why: The reason, without the name of the task.
+        is_orphan: The agent may have ended because it lost the launcher.
+    """
+
+    why: str
+    is_orphan: bool
+
+
+def loss_of(record: TaskRecord, spec: JobSpec, now: float) -> Loss | None:
+    """Return why a task is lost: it had no connection, or sent no heartbeat, for too long. None if it is not lost."""
+    if not record.has_registered or record.is_gone:
+        return None
+    if not record.is_connected and now - record.disconnected_at > spec.reconnect_seconds:
+        return Loss("its connection broke and was not restored", is_orphan=True)
+    if now - record.last_heartbeat_at > spec.task_loss_seconds:
+        return Loss(f"it sent no heartbeat for {spec.task_loss_seconds:g} s", is_orphan=False)
+    return None
+
+
+def outcome_of_loss(record: TaskRecord, why: str) -> Outcome:
+    """Return the outcome of a job that ends because this task is lost: exit code 7."""
+    return Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+
+
 class AfterLoss(enum.Enum):
     """What follows the loss of a task: its agent or its host has ended, or cannot be reached."""
 
@@ -96,10 +126,10 @@ class AfterLoss(enum.Enum):
     FAILURE = "the attempt fails"
     END = "the job ends with exit code 7"
     GO_ON = "the job goes on without it"
-    STOP = "the scripts save and stop, then the step is cancelled"
+    STOP = "the scripts save and stop, then the step is cancelled"  # under plain srun, if `JobSpec.cancels_step` is set
 
 
-_FORM = (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FAILURE)
+_SPARE = (AfterLoss.REPLACE_BEFORE_TRAINING, AfterLoss.FAILURE)
 _REPLACE = (AfterLoss.REPLACE_IN_TRAINING, AfterLoss.FAILURE)
 _WITHOUT = (AfterLoss.FORM_WITHOUT,)
 _FAIL = (AfterLoss.FAILURE,)
@@ -108,16 +138,19 @@ _GO_ON = (AfterLoss.GO_ON,)
 
 #   role               rendezvous  checking  training   stopping
 AFTER_LOSS = {
-    "chief":          (_FORM,      _FAIL,    _FAIL,     _END),
-    "leading worker": (_FORM,      _FAIL,    _FAIL,     _END),
-    "worker":         (_FORM,      _FAIL,    _REPLACE,  _END),
+    "chief":          (_SPARE,     _FAIL,    _FAIL,     _END),
+    "leading worker": (_SPARE,     _FAIL,    _FAIL,     _END),
+    "worker":         (_SPARE,     _FAIL,    _REPLACE,  _END),
     "joined worker":  (_GO_ON,     _GO_ON,   _GO_ON,    _GO_ON),
-    "evaluator":      (_FORM,      _FAIL,    _FAIL,     _END),
-    "ps":             (_FORM,      _FAIL,    _FAIL,     _END),
-    "data server":    (_FORM,      _FAIL,    _FAIL,     _END),
+    "evaluator":      (_SPARE,     _FAIL,    _FAIL,     _END),
+    "ps":             (_SPARE,     _FAIL,    _FAIL,     _END),
+    "data server":    (_SPARE,     _FAIL,    _FAIL,     _END),
     "spare":          (_WITHOUT,   _FAIL,    _GO_ON,    _GO_ON),
 }  # fmt: skip
-"""What follows a loss, by `Role.name` and phase. Of each cell the first possible consequence applies."""
+"""What follows a loss, by `Role.name` and phase. Of each cell the first possible consequence applies.
+
+In each cell the job goes on if the lost task has finished, or if only evaluators are not done.
+"""
 
 _LOSS_PHASES = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING, Phase.STOPPING)
 
@@ -126,7 +159,7 @@ def after_loss(
     role: Role,
     phase: Phase,
     *,
-    spares_suffice: bool,
+    is_replaceable: bool,
     accepts_workers: bool,
     owns_child: bool,
     is_done: bool,
@@ -137,7 +170,7 @@ def after_loss(
     Args:
         role: The role of the lost task.
         phase: The phase of the job.
-        spares_suffice: There are enough spares for all lost tasks, and no earlier failure is held until a disconnected
+        is_replaceable: There are enough spares for all lost tasks, and no earlier failure is held until a disconnected
             task has reconnected.
         accepts_workers: The chief's script can use another process in place of a worker.
         owns_child: The agent has started the child; False for a sidecar beside a plain srun script. Then
@@ -150,8 +183,8 @@ def after_loss(
     if not owns_child and phase in (Phase.TRAINING, Phase.STOPPING):
         return after_script_end(role, phase, shared)
     is_possible = {
-        AfterLoss.REPLACE_BEFORE_TRAINING: spares_suffice,
-        AfterLoss.REPLACE_IN_TRAINING: spares_suffice and accepts_workers,
+        AfterLoss.REPLACE_BEFORE_TRAINING: is_replaceable,
+        AfterLoss.REPLACE_IN_TRAINING: is_replaceable and accepts_workers,
     }
     return next(each for each in AFTER_LOSS[role.name][_LOSS_PHASES.index(phase)] if is_possible.get(each, True))
 
@@ -248,10 +281,10 @@ AFTER_STOP = {
 
 
 def is_stop_over(records: Iterable[TaskRecord]) -> bool:
-    """Whether the grace period can end: all tasks that the job waits for have saved or exited.
+    """Return whether the grace period can end.
 
-    It can also end if a ps has exited that other tasks need, because these can no longer save. The job does not wait
-    for evaluators, nor for scripts of plain srun that do not check for stop requests. The end of the step stops these.
+    It ends when all tasks that the job waits for, except evaluators, have saved or exited. It also ends when a ps has
+    exited and other tasks still need it, because they can no longer save.
     """
     records = list(records)
     waited = [record for record in records if record.role.is_waited_for and not record.role.is_wait_bounded]
@@ -261,5 +294,11 @@ def is_stop_over(records: Iterable[TaskRecord]) -> bool:
 
 
 def _has_saved(record: TaskRecord) -> bool:
+    """Return whether the stop need not wait for a task.
+
+    It does not wait for a script of plain srun that is lost or does not check for stop requests. The end of the step
+    ends such a script.
+    """
     script = record.observed.script
-    return record.is_done or script.has_saved or not (record.owns_child or (script.handles_stop and not record.is_gone))
+    checks_for_stop = record.owns_child or (script.handles_stop and not record.is_gone)
+    return record.is_done or script.has_saved or not checks_for_stop

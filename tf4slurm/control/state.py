@@ -185,13 +185,13 @@ class JobState:
         self.mark_gone(record)
         self.desired.note([record.rank])  # it must terminate if it is connected again
         self.emit("lost", record, f"is lost: {why}")
-        outcome = Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+        outcome = rules.outcome_of_loss(record, why)
         if is_orphan and (excuse := self.watches.pauses.outcome_of_loss(self.now)) is not None:
             outcome, at = excuse, max(at, self.watches.pauses.noted_at)
         consequence = rules.after_loss(
             record.role,
             self.phase,
-            spares_suffice=self._held_failure is None and can_replace(self.tasks, self.spec),
+            is_replaceable=self._held_failure is None and can_replace(self.tasks, self.spec),
             accepts_workers=self.tasks.accepts_workers,
             owns_child=record.owns_child,
             is_done=record.is_done,
@@ -309,8 +309,9 @@ class JobState:
     def on_tick(self, now: float) -> None:
         """Check heartbeats and deadlines. Call this several times per heartbeat interval."""
         self.now = now
-        for record, why, is_orphan in self.tasks.find_lost(self.spec, now):
-            self.lose(record, why, is_orphan=is_orphan)
+        lost = [(record, loss) for record in self.tasks if (loss := rules.loss_of(record, self.spec, now)) is not None]
+        for record, loss in lost:
+            self.lose(record, loss.why, is_orphan=loss.is_orphan)
         if self._held_failure is not None:
             self._fail(self._held_failure)
         self.scripts.check(now)

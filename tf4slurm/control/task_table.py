@@ -9,7 +9,6 @@ from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import ObservedState, Registration
 from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.roles import JOINED_WORKER, role_of
-from tf4slurm.spec.job_spec import JobSpec
 
 _MAX_LEFT = 20
 
@@ -148,21 +147,6 @@ class TaskTable:
     def find_unstarted(self) -> list[TaskRecord]:
         """Return the present members that have a child, but were not asked to start it in this attempt."""
         return [r for r in self.present_members if not (r.role.is_spare or r.desired_start_count)]
-
-    def find_lost(self, spec: JobSpec, now: float) -> list[tuple[TaskRecord, str, bool]]:
-        """Return (task, reason, is_orphan) for each task without a connection or heartbeats for too long.
-
-        `is_orphan` means that the agent may have ended because it lost the launcher.
-        """
-        lost = []
-        for record in self:
-            if not record.has_registered or record.is_gone:
-                continue
-            if not record.is_connected and now - record.disconnected_at > spec.reconnect_seconds:
-                lost.append((record, "its connection broke and was not restored", True))
-            elif now - record.last_heartbeat_at > spec.task_loss_seconds:
-                lost.append((record, f"it sent no heartbeat for {spec.task_loss_seconds:g} s", False))
-        return lost
 
     def to_cluster(self) -> Cluster:
         """Return all members and joined workers with their addresses. The address of a lost member has port 0."""
