@@ -25,8 +25,8 @@ from tf4slurm.control.service import ControlService
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.launcher import Launcher
-from tf4slurm.launch.result import TerminalOutput
 from tf4slurm.launch.spawners import SpawnerListener
+from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.system.proc import NO_OTHERS
 
 PROCESSES = 4

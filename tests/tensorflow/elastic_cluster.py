@@ -19,7 +19,7 @@ import tensorflow as tf
 from tests.processes import wait_until
 from tf4slurm.control.messages import DesiredState
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.tensorflow.elastic import make_elastic
+from tf4slurm.tensorflow.elastic import let_workers_change
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
 
 
@@ -93,10 +93,10 @@ class ElasticCluster:
         self.strategy = connect_parameter_server_strategy(cluster, None, 60)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
         if is_elastic:
-            self.make_elastic()
+            self.let_workers_change()
 
-    def make_elastic(self) -> None:
-        make_elastic(self.coordinator, self.spec, self.channel)  # type: ignore[arg-type]
+    def let_workers_change(self) -> None:
+        let_workers_change(self.coordinator, self.spec, self.channel)  # type: ignore[arg-type]
 
     @property
     def spec(self) -> dict[str, list[str]]:

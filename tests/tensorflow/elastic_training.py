@@ -151,10 +151,10 @@ def random_changes(seed: str, events: str) -> None:
 
 
 def tensorflow_works_alone(losses: str) -> None:
-    """Train, and compare TensorFlow's objects with those before `make_elastic`."""
+    """Train, and compare TensorFlow's objects with those before `let_workers_change`."""
     cluster = ElasticCluster(2, is_elastic=False)
     before = describe_objects(cluster.coordinator)
-    cluster.make_elastic()
+    cluster.let_workers_change()
     training = Training(cluster)
     training.wait_for_steps(0, 1)
     for _ in range(int(losses)):

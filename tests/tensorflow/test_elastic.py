@@ -13,7 +13,7 @@ import pytest
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 from tf4slurm.cluster import Address  # noqa: E402
-from tf4slurm.tensorflow.elastic import make_elastic  # noqa: E402
+from tf4slurm.tensorflow.elastic import let_workers_change  # noqa: E402
 from tf4slurm.tensorflow.elastic_connections import shut_down_connections  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_other_version_of_tensorflow_reports_reason(version: str, monkeypatch: p
         def send(self, **changes: str) -> None:
             sent.update(changes)
 
-    make_elastic(None, {}, FakeChannel())  # type: ignore[arg-type]
+    let_workers_change(None, {}, FakeChannel())  # type: ignore[arg-type]
     reason = f"TensorFlow {version} is not one of the versions whose workers can change: 2.16 to 2.21"
     assert sent == {"workers_error": reason}
 

@@ -27,8 +27,8 @@ from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile, Worke
 from tf4slurm.joining import join
 from tf4slurm.launch import launcher
 from tf4slurm.launch.launcher import Launcher
-from tf4slurm.launch.result import TerminalOutput
 from tf4slurm.launch.spawners import SrunSpawner
+from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.job_spec import JobSpec
 

@@ -18,8 +18,8 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch import patience, requeue
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.result import TerminalOutput
 from tf4slurm.launch.spawners import ExternalSpawner
+from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.slurm import commands
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
 from tf4slurm.spec.job_spec import JobSpec

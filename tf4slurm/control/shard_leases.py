@@ -37,7 +37,7 @@ class ShardProgress:
 
     def __str__(self) -> str:
         """Return the progress for a terminal."""
-        repeated = f", {self.repeated:,} leased again after a loss" if self.repeated else ""
+        repeated = f", {self.repeated:,} leased again" if self.repeated else ""
         return f"data shards {self.name!r}: {self.done:,} of {self.total:,} done in {self.epochs} epochs{repeated}"
 
 

@@ -41,8 +41,9 @@ from tf4slurm.jobs.status import JobFiles
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.hosting import close_service, make_service, start_service, wait_for_late_tasks, write_control
 from tf4slurm.launch.launcher import Launcher
-from tf4slurm.launch.result import Result, TerminalOutput, save_result
+from tf4slurm.launch.result import Result, save_result
 from tf4slurm.launch.spawners import ExternalSpawner
+from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.slurm.commands import cancel_step
 from tf4slurm.slurm.environ import SlurmStep

@@ -1,4 +1,4 @@
-"""The output of a launcher: the terminal output, result.json and report.html."""
+"""The result of a job: result.json and report.html."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf4slurm.errors import RunDirectoryError, describe_end
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.recorder import describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import FILE_NAMES, Event, ResultFile, Sample
+from tf4slurm.jobs.schema import FILE_NAMES, ResultFile, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -31,25 +31,6 @@ class Result(NamedTuple):
     file: ResultFile
     run_directory: RunDirectory
     report: Path | None = None
-
-
-class TerminalOutput:
-    """Receives the events of a job. This base class ignores all events."""
-
-    def on_run_directory(self, run_directory: RunDirectory) -> None:
-        """Handle the creation of the run directory."""
-
-    def on_event(self, event: Event, state: JobState) -> None:
-        """Handle a change of the job or of a task."""
-
-    def on_output(self, line: str) -> None:
-        """Handle a line that a child process or the spawner has printed."""
-
-    def on_result(self, result: Result) -> None:
-        """Handle the end of the job. Only `close` follows."""
-
-    def close(self) -> None:
-        """Restore the terminal: stop the progress line and print the buffered lines."""
 
 
 def make_result_file(state: JobState, run_directory: RunDirectory, started_at: float, now: float) -> ResultFile:

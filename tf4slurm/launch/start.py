@@ -18,8 +18,9 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.result import Result, TerminalOutput
+from tf4slurm.launch.result import Result
 from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
+from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.network.interfaces import interface_address, isolate
 from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.commands import query_allocation

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tf4slurm.jobs.formatting import format_count, format_number
 from tf4slurm.reports.metrics import MetricPoint, MetricSeries
 from tf4slurm.reports.summary import MAX_POINTS, JobSummary, Values, combine, measured
-from tf4slurm.reports.timeline import role_of_task
+from tf4slurm.reports.timeline import task_type_of
 
 MAX_LINES_PER_ROLE = 6
 _MAX_POINTS_PER_LINE = 1000
@@ -201,12 +201,12 @@ def _make_line(name: str, role: str, dash: int, points: Sequence[Point]) -> Line
 def _by_role(tasks: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
     found: dict[str, list[str]] = {}
     for task in tasks:
-        found.setdefault(role_of_task(task), []).append(task)
+        found.setdefault(task_type_of(task), []).append(task)
     return found.items()
 
 
 def _sum_by_role(summary: JobSummary, columns: Sequence[Values]) -> list[Values]:
     return [
-        combine([columns[rank] for rank, name in enumerate(summary.names) if role_of_task(name) == role], sum)
+        combine([columns[rank] for rank, name in enumerate(summary.names) if task_type_of(name) == role], sum)
         for role in summary.usage.roles
     ]

@@ -17,7 +17,7 @@ from tf4slurm.jobs.formatting import format_seconds
 from tf4slurm.jobs.schema import Event, Sample
 from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.metrics import ReportedMetrics
-from tf4slurm.reports.timeline import Timeline, make_timeline, role_of_task
+from tf4slurm.reports.timeline import Timeline, make_timeline, task_type_of
 from tf4slurm.slurm.parsing import SlurmResources
 
 MAX_POINTS = 240
@@ -168,7 +168,7 @@ class TaskUsage:
 
     @property
     def role(self) -> str:
-        return role_of_task(self.name)
+        return task_type_of(self.name)
 
     @property
     def bytes_moved(self) -> float:

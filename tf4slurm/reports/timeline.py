@@ -69,7 +69,7 @@ class TaskTimeline:
 
     @property
     def role(self) -> str:
-        return role_of_task(self.name)
+        return task_type_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Timeline:
         return tuple(state for state in STATES if state in found)
 
 
-def role_of_task(name: str) -> str:
+def task_type_of(name: str) -> str:
     """Return "worker" for "worker/0"."""
     return name.partition("/")[0]
 

@@ -1,4 +1,4 @@
-"""`make_elastic()`: let the workers of a running ParameterServerStrategy change, if TensorFlow's version allows it.
+"""`let_workers_change()`: let the workers of a running ParameterServerStrategy change, if TensorFlow's version allows it.
 
 TensorFlow's coordinator, in the chief (tensorflow/python/distribute/coordinator/cluster_coordinator.py):
 
@@ -41,7 +41,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tf4slurm.cluster import Address
 from tf4slurm.scripts.channel import ScriptChannel
@@ -96,7 +95,7 @@ _PRIVATE_NAMES = {
 """What this module and those that begin with `elastic_` use of TensorFlow's private classes, and why."""
 
 
-def make_elastic(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
+def let_workers_change(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
     """Let workers join and leave on the agent's request, and return one by one after losses.
 
     The chief reports the workers in use to the agent, or the reason why they cannot change. If they cannot change,
@@ -118,7 +117,7 @@ class WorkerWatch:
     """Reports the workers in use, and makes the workers elastic when that is needed."""
 
     def __init__(self, coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-        """Let calls of `update_server_def` come here. The arguments are those of `make_elastic`."""
+        """Let calls of `update_server_def` come here. The arguments are those of `let_workers_change`."""
         self._coordinator = weakref.ref(coordinator)  # its destructor ends the cluster
         self._cluster = coordinator._cluster
         self._handler = self._cluster.failure_handler
@@ -200,19 +199,6 @@ class WorkerWatch:
                 self._reason = f"worker/{missing[0]} is missing, but another worker is back"
             time.sleep(_POLL_SECONDS)
         raise SystemExit  # ends a thread without a message, and releases its locks
-
-
-def capture_tables_in_loops() -> None:
-    """Let functions for workers use lookup tables in loops and conditions. Idempotent.
-
-    A table has a copy on each worker, and a function gets the handle of the worker's copy when it is called. TensorFlow
-    forgets to pass it into the body of a `while` or `cond`: "You must feed a value for placeholder tensor".
-    """
-
-    def capture_call_time_value(graph: Any, *arguments: Any, **options: Any) -> Any:
-        return graph.capture(graph.outer_graph.capture_call_time_value(*arguments, **options))
-
-    ControlFlowFuncGraph.capture_call_time_value = capture_call_time_value
 
 
 def _find_missing(servers: Mapping[int, Address]) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tf4slurm.errors import PlacementError, SlurmEnvironmentError
 from tf4slurm.scripts.channel import find_script_channel
@@ -21,7 +22,7 @@ from tf4slurm.server_dictionary import (
 )
 from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.tensorflow.constants import check_datasets_of
-from tf4slurm.tensorflow.elastic import capture_tables_in_loops, make_elastic
+from tf4slurm.tensorflow.elastic import let_workers_change
 from tf4slurm.tensorflow.keras.limits import install_keras_limits
 from tf4slurm.tensorflow.local_cluster import running_cluster
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
@@ -104,9 +105,9 @@ def parameter_server_strategy(
         place_variables(strategy, placement, len(current.ps_addresses), find_script_channel())
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     allow_exit_without_workers(coordinator)
-    capture_tables_in_loops()
+    _capture_tables_in_loops()
     check_datasets_of(coordinator)
-    make_elastic(coordinator, cluster, find_script_channel() if local is None else None)
+    let_workers_change(coordinator, cluster, find_script_channel() if local is None else None)
     return strategy, coordinator
 
 
@@ -234,3 +235,16 @@ def _check_roles(current: ServerDictionary) -> None:
 
 def _count_tasks(current: ServerDictionary) -> dict[str, int]:
     return {role: len(addresses) for role, addresses in current.cluster.items()}
+
+
+def _capture_tables_in_loops() -> None:
+    """Let functions for workers use lookup tables in loops and conditions. Idempotent.
+
+    A table has a copy on each worker, and a function gets the handle of the worker's copy when it is called. TensorFlow
+    forgets to pass it into the body of a `while` or `cond`: "You must feed a value for placeholder tensor".
+    """
+
+    def capture_call_time_value(graph: Any, *arguments: Any, **options: Any) -> Any:
+        return graph.capture(graph.outer_graph.capture_call_time_value(*arguments, **options))
+
+    ControlFlowFuncGraph.capture_call_time_value = capture_call_time_value
