@@ -1,4 +1,4 @@
-"""`let_workers_change()`: let the workers of a running ParameterServerStrategy change, if TensorFlow's version allows it.
+"""Let the workers of a running ParameterServerStrategy change, if TensorFlow's version allows it.
 
 TensorFlow's coordinator, in the chief (tensorflow/python/distribute/coordinator/cluster_coordinator.py):
 
