@@ -59,7 +59,7 @@ class Agent:
 
     @property
     def failure(self) -> Exception | None:
-        """The reason why this task did not take part, lost the launcher or was terminated. None without a reason."""
+        """The reason why this task did not take part, lost the launcher or had to terminate. None if none is known."""
         desired = self._client.desired
         if self._rendezvous.failure is not None or self._error is not None:
             return self._rendezvous.failure or self._error
@@ -69,10 +69,12 @@ class Agent:
         return None
 
     async def run(self) -> int:
-        """Run the task until the launcher terminates it or is lost. Return the exit code of this process.
+        """Run the task until the launcher terminates it or is lost, or the parent process ends.
 
-        The exit code is that of the error that ended the task, or of a child that failed. Otherwise it is 0, also if
-        the child was terminated.
+        Returns:
+            The exit code for this process. If the task did not take part, it is that of the error. If the launcher or
+            the guard above this agent is lost later, it is 7. Otherwise it is the one that the service sent to a joined
+            worker, or that of a child that failed. Else it is 0, also if the child was terminated.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())
@@ -151,14 +153,14 @@ class Agent:
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str], launcher_id: int | None = None) -> int:
-    """Run an agent with the environment from its launcher. Return the exit code of the process.
+    """Run an agent with the environment variables from its launcher. Return the exit code for this process.
 
     Args:
-        launcher_id: Process id of the launcher if it is the parent process. If it has ended, an agent that has not
-            registered fails at once.
+        launcher_id: Process id of the launcher if the launcher is the parent process. If the launcher has ended before
+            this agent has registered, the agent fails at once.
 
     Raises:
-        SlurmEnvironmentError: The environment does not determine the task.
+        SlurmEnvironmentError: The variables do not determine the task.
     """
     identity = read_identity(environ)
     endpoint = ControlEndpoint.from_environ(

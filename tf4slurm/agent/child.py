@@ -59,11 +59,17 @@ class TaskProcess(abc.ABC):
 
     @abc.abstractmethod
     async def wait_until_orphaned(self) -> int:
-        """Wait until the agent must end because its parent process has ended. Return the agent's exit code."""
+        """Wait until the agent must end because of its parent process. Return the agent's exit code.
+
+        The guard above the agent was killed, or the script that started the agent has ended or is suspended.
+        """
 
     @abc.abstractmethod
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
-        """Start the process for the `start_count`-th time in this attempt, and report its state."""
+        """Start the child for the `start_count`-th time in this attempt, and report its state.
+
+        A script that started the agent runs already, and only receives the cluster.
+        """
 
     def request_stop(self) -> None:  # noqa: B027
         """Send the stop signal to the child, once, if the launcher has requested a stop."""
@@ -76,7 +82,7 @@ class TaskProcess(abc.ABC):
         """
 
     async def on_launcher_loss(self) -> None:  # noqa: B027
-        """Handle the loss of the launcher. The agent calls this before `end`."""
+        """Handle the loss of the launcher after the cluster has formed. The agent calls this before `end`."""
 
     async def kill_descendants(self) -> None:  # noqa: B027
         """Kill the processes that the child has left behind."""
@@ -148,7 +154,11 @@ class OwnedChild(TaskProcess):
         self._running = asyncio.create_task(self._run(cluster, attempt, start_count))
 
     def request_stop(self) -> None:
-        """Send the stop signal to the child, once, after a stop request that the script does not handle by itself."""
+        """Send the stop signal to the child, once, if the launcher has requested a stop.
+
+        It is not sent to a script that checks for stop requests, nor to a child that ignores stop signals: a ps, or a
+        worker of a job with a chief.
+        """
         if self._child is None or self._was_stopped or not self._client.desired.stop_reason:
             return
         self._was_stopped = True
@@ -156,7 +166,10 @@ class OwnedChild(TaskProcess):
             self._child.signal(signal.Signals[self._spec.stop_signal])
 
     async def end(self, kill_wait_seconds: float) -> None:
-        """Terminate the child if it still runs. The exit code of a terminated child is not reported."""
+        """Terminate the child if it still runs, and finish its log and metrics.
+
+        The exit code of a terminated child is not reported.
+        """
         if self._running is not None:
             if self._child is not None and self._child.ended_at is not None:
                 await asyncio.wait({self._running})  # the child exited before, which `_run` reports
@@ -183,7 +196,7 @@ class OwnedChild(TaskProcess):
         await asyncio.wait(self._killing, timeout=_KILL_SECONDS)
 
     async def write_last_state(self, cluster: Cluster) -> None:
-        """Write the state in at most 2 s, because the file system may have stalled."""
+        """Write the state of the child. Wait at most 2 s, because the file system may have stalled."""
         observed = self._client.observed
         state = LastState(
             task=str(cluster.member(self._rendezvous.rank).task),
@@ -275,14 +288,17 @@ class OwnedChild(TaskProcess):
         self._draining = asyncio.create_task(self._finish_log(child, log, has_failed=returncode != 0))
 
     async def _finish_log(self, child: Child, log: ChildLog, *, has_failed: bool) -> None:
-        """Wait at most 0.5 s for the remaining output of a child that has exited. Report its last lines."""
+        """Wait at most 0.5 s for the remaining output of a child that has exited.
+
+        Report its last lines if it has failed. If it has not and its output is empty, report that.
+        """
         await child.wait()
         tail = log.close()
         if has_failed or not tail:
             self._report(tail=tail, printed_nothing=not has_failed)
 
     async def _wait_for_tail(self) -> None:
-        """Wait at most 0.5 s until the output of the last child has been written and its last lines are reported."""
+        """Wait until `_finish_log` of the last child is done, at most 0.5 s."""
         if self._draining is not None:
             await asyncio.wait({self._draining})
 

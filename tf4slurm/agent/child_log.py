@@ -105,16 +105,16 @@ class ChildLog:
         self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
-        """Append the log's size and the time to the times file, at most once a second."""
+        """Append the log's size and the time (seconds since 1970) to the times file, at most once a second."""
         now = time.time()
         if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
             self._timed_at = now
             self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
     def close(self) -> tuple[str, ...]:
-        """Print the incomplete last line, and return the last lines.
+        """Print the incomplete last line on the terminal, and return the last lines.
 
-        The thread that reads the output may still write to the file.
+        The thread that reads the output may still write to the log file, until it calls `write` with empty data.
         """
         self._is_closed = True
         self._show([*self._splitter.split(self._filter.withheld), *self._splitter.finish()])

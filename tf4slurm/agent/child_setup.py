@@ -1,4 +1,4 @@
-"""What an agent's child is started with: its command, and its environment."""
+"""The command and the environment variables with which an agent starts its child."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_
 
 @dataclass(frozen=True)
 class ChildSetup:
-    """The facts of an agent from which it makes the command and the environment of each child.
+    """Makes the command and the environment variables of an agent's children.
 
     Attributes:
-        environ: The agent's environment.
+        environ: The agent's environment variables.
         identity: The rank and the node of the agent's task.
         spec: The options of the job.
         run_directory: The run directory of the job.
@@ -53,10 +53,13 @@ class ChildSetup:
     run_directory: RunDirectory
 
     def make_command(self, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
-        """Return the child's command.
+        """Return the child's command. This may wait for a file system, so call it in a thread.
 
-        A program of tf4slurm is started by its path, because the script's Python, which runs the program, may lack
-        tf4slurm.
+        tf4slurm's own program, a server of the data service, is started by its path, because the script's Python, which
+        runs this program, may lack tf4slurm.
+
+        Raises:
+            CommandError: See `container_command`.
         """
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         command: Sequence[str] = fill_in(self.spec.command, cluster.to_dictionary(), task)
@@ -69,10 +72,12 @@ class ChildSetup:
         return container_command(self.spec.container, command, paths, self.environ, sees_gpus=role.sees_gpus)
 
     def make_environment(self, cluster: Cluster, task: Task, attempt: int, channel_name: str) -> dict[str, str]:
-        """Return the agent's environment without the job's credentials, plus the task, its cluster and its GPUs.
+        """Return the child's environment variables: the agent's, and those for the task, its cluster and its GPUs.
+
+        The variables from the launcher, such as the job's credentials, are left out.
 
         Raises:
-            PlacementError: The cluster is too large for TF_CONFIG, or the GPUs do not suffice.
+            PlacementError: The cluster is too large for TF_CONFIG, or there are too few GPUs for --gpus-per-worker.
         """
         result = {name: value for name, value in self.environ.items() if name not in AGENT_VARIABLES}
         result["TF_CONFIG"] = check_length(cluster.to_tf_config(task), len(cluster.members))

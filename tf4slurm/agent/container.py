@@ -24,8 +24,12 @@ def container_command(
 
     This function may wait for a file system, so call it in a thread.
 
+    Args:
+        environ: The environment variables whose PATH is searched for Apptainer and Singularity.
+        sees_gpus: Whether the container gets the drivers of the host's GPUs.
+
     Raises:
-        CommandError: Neither program is on PATH, or a path has a character that they cannot bind.
+        CommandError: Neither Apptainer nor Singularity is on PATH, or a path contains "," or ":".
     """
     program = next(filter(None, (shutil.which(name, path=environ.get("PATH")) for name in _PROGRAMS)), None)
     if program is None:

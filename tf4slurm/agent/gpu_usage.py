@@ -30,7 +30,10 @@ class GpuUsage(NamedTuple):
 
 
 async def watch_gpus(process_id: int, on_usage: Callable[[GpuUsage], None]) -> None:
-    """Call `on_usage` every 10 s, until this call is cancelled or nvidia-smi fails."""
+    """Call `on_usage` with the GPU usage of a process and its descendants, at once and then every 10 s.
+
+    Return when nvidia-smi is missing or fails.
+    """
     with contextlib.suppress(RuntimeError):  # no thread can be started
         while (usage := await in_thread(read_gpu_usage, process_id)) is not None:
             on_usage(usage)
@@ -49,11 +52,11 @@ def read_gpu_usage(process_id: int) -> GpuUsage | None:
 
 
 def summarize(apps: str, gpus: str, process_ids: Iterable[int]) -> GpuUsage:
-    """Return the GPU usage of these processes.
+    """Return the GPU usage of `process_ids` from the output of two queries of nvidia-smi.
 
     Args:
         apps: Lines "process id, UUID of a GPU, memory in MiB".
-        gpus: Lines "UUID, utilization in percent". nvidia-smi shows unknown numbers as "[N/A]" or similar.
+        gpus: Lines "UUID of a GPU, utilization in percent". In both, "[N/A]" or similar stands for an unknown number.
     """
     own = {str(process_id) for process_id in process_ids}
     used = [row for row in _rows(apps) if len(row) == 3 and row[0] in own]

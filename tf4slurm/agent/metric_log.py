@@ -21,10 +21,10 @@ _CLOSE_SECONDS = 2.0
 
 
 class MetricLog:
-    """The metrics of one task in one attempt. Until `close`, a thread appends them to a file every few seconds.
+    """The metrics of one task in one attempt. Until `close`, a thread appends new ones to a file.
 
-    After a merging (see `BoundedMetrics`) the thread replaces the file. While the file system stalls, entries are
-    kept in memory.
+    The thread writes every max(2 s, num_tasks x 10 ms). After all lines have been merged (see `BoundedMetrics`) it
+    replaces the file. While the file system stalls, entries are kept in memory.
     """
 
     def __init__(self, run_directory: RunDirectory, task: Task, attempt: int, num_tasks: int) -> None:
@@ -50,7 +50,10 @@ class MetricLog:
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        """Write the metrics repeatedly until cancelled. An incomplete group of entries is sealed after at most 10 s."""
+        """Write the metrics repeatedly until cancelled.
+
+        About every 10 s the last line is written even if later entries could be merged into it.
+        """
         seconds = 0.0
         while True:
             await asyncio.sleep(self._pause_seconds)
@@ -65,7 +68,7 @@ class MetricLog:
             await asyncio.wait({asyncio.wrap_future(self._writing)}, timeout=_CLOSE_SECONDS / 2)
 
     def _start_writing(self) -> None:
-        """Start to write new final lines in the thread, unless there are none or the thread still writes."""
+        """Let the thread write the final lines that the file lacks, unless it still writes earlier ones."""
         lines, num_mergings = self._series.lines[: self._series.num_final], self._series.num_mergings
         if (self._writing is not None and not self._writing.done()) or self._written == (len(lines), num_mergings):
             return

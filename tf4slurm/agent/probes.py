@@ -45,13 +45,13 @@ async def wait_until_unresponsive(
     server_timeout_seconds: float | None = None,
     on_server: Callable[[], None] = lambda: None,
 ) -> str:
-    """Wait until the child fails its liveness probe. Return the reason as a clause.
+    """Wait until the child fails its liveness probe. Return the reason as a clause, such as "was stopped for 10 s".
 
-    Cancel this call when the child exits. Time in which the whole job was suspended does not count.
+    Cancel this call when the child exits. Time in which this process was paused does not count.
 
     Args:
         address: The address of the child's server. None if it has no server.
-        timeout_seconds: How long the child may be suspended (SIGSTOP), or its server may fail to answer.
+        timeout_seconds: How long the child may be suspended (SIGSTOP), or its server may not answer after it once has.
         server_timeout_seconds: Time limit for the server's first answer. None (default) for no limit.
         on_server: Called when the server answers for the first time.
     """
@@ -84,9 +84,9 @@ async def wait_until_unresponsive(
 
 
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
-    """Call `on_usage` every 5 s, or every 10 ms per task of the job if that is longer, until cancelled.
+    """Call `on_usage` after 1 s, and then every max(5 s, num_tasks x 10 ms), until cancelled.
 
-    Nothing is reported where /proc does not show the child.
+    It is not called when /proc does not show the child, or when a descendant has just ended.
 
     Args:
         port: The child's port. None if the child has no server.
@@ -110,7 +110,7 @@ async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usa
 
 
 def read_traffic(port: int) -> dict[int, tuple[int, int]]:
-    """Return (bytes sent, bytes received) of each connection to a local port, by the inode of the socket.
+    """Return (bytes sent, bytes received) of each open TCP connection to a local port, by the inode of its socket.
 
     The result is empty where the kernel does not report traffic.
     """

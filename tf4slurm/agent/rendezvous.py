@@ -61,10 +61,10 @@ TaskIdentity = SlurmStep | LocalTask | JoiningWorker
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
-    """Read the rank and node from the variables of the local launcher, or else from those of the Slurm step.
+    """Read the rank and node from the variable of the local launcher, or else from the variables of the Slurm step.
 
     Raises:
-        SlurmEnvironmentError: The variables of both are missing.
+        SlurmEnvironmentError: The local launcher's variable is missing, and those of a step are missing or invalid.
     """
     if RANK_VARIABLE in environ:
         return LocalTask(int(environ[RANK_VARIABLE]), own_node_name(environ))
@@ -77,7 +77,7 @@ class Rendezvous:
     Attributes:
         failure: The reason why this task cannot take part. None if it can.
         held_port: The port of the current attempt. None before a port was chosen.
-        listener: The socket that listens on `held_port` until the child's server listens there.
+        listener: The socket that listens on `held_port` for reachability checks, until the child starts.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class Rendezvous:
         *,
         owns_child: bool = True,
     ) -> None:
-        """`owns_child` is False if srun started the script. Then the agent neither starts nor ends the script."""
+        """Create the rendezvous. Nothing is sent before `client.run()` is called.
+
+        `owns_child` is False if srun started the script. Then the agent neither starts nor ends the script.
+        """
         self.identity = identity
         self.spec = spec
         self.failure: Tf4SlurmError | OSError | None = None
@@ -108,12 +111,14 @@ class Rendezvous:
 
     @property
     def cluster(self) -> Cluster | None:
-        """The latest cluster if it contains this task, else None. It may be older than a joined worker."""
+        """The latest cluster if it contains this task, else None. At first, a joined worker is not in the cluster."""
         cluster = self.client.cluster
         return cluster if cluster is not None and cluster.find(self.rank) is not None else None
 
     async def wait_for_cluster(self) -> Cluster | None:
-        """Register, check addresses, and wait for all tasks.
+        """Check the addresses of other tasks, answer their checks, and wait until the child may start.
+
+        `client.run()` must run at the same time. It registers this task and receives the cluster.
 
         Returns:
             The cluster. None if the launcher terminates this task or begins another attempt first.
@@ -138,7 +143,10 @@ class Rendezvous:
                 server.close()
 
     async def begin_attempt(self, attempt: int) -> None:
-        """Hold a new port and register for another attempt. Report a failure to the launcher."""
+        """Hold a new port for another attempt and send it to the launcher. If there is none, report "not_ready".
+
+        While all ports of a range are in use, try again for 3 s.
+        """
         now = asyncio.get_running_loop().time
         before = self.held_port
         deadline = now() + _PORT_SECONDS
@@ -199,7 +207,10 @@ class Rendezvous:
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _make_registration(self, service: Address) -> Registration:
-        """Return the registration. If no address or port is found, it contains this failure, which ends the job."""
+        """Return the registration. If no address or port is found, it contains the reason.
+
+        The service then ends the job, or refuses a joined worker.
+        """
         host, port, node = "", 0, self.identity.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread
             self.failure = None
@@ -224,5 +235,5 @@ def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
 
 
 def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
-    """Read the job's options and run directory from the variables of `spec_to_environ`, which lack the command."""
+    """Return the job's options and run directory, from the variables of `spec_to_environ` and the job's command."""
     return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])

@@ -30,7 +30,7 @@ _METRICS = f'["{StepMetrics.__name__}"'.encode()
 
 
 class ScriptChannelServer:
-    """Accepts connections of scripts from `open` to `close`.
+    """Accepts connections of the processes of the script, from `open` to `close`.
 
     Attributes:
         name: The value of SCRIPT_CHANNEL_VARIABLE for the child.
@@ -62,14 +62,14 @@ class ScriptChannelServer:
         self._server = await asyncio.start_unix_server(self._serve, to_socket_address(self.name), limit=_MAX_LINE_BYTES)
 
     def send(self, desired: DesiredState) -> None:
-        """Send the desired state to the script, now and after each reconnect."""
+        """Send a changed desired state to each connected process, and to each that connects later."""
         if desired != self._desired:
             self._desired = desired
             for writer in self._writers:
                 self._write(writer)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Read the remaining messages of a script that has ended, for at most `timeout_seconds`."""
+        """Wait until the remaining messages of a script that has ended are read, at most `timeout_seconds`."""
         if self._reading:
             await asyncio.wait(self._reading, timeout=timeout_seconds)
 
@@ -115,7 +115,10 @@ class ScriptChannelServer:
             writer.close()
 
     def _update(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
-        """Return the merged state of all processes. If it is too long, refuse this process's requests for shards."""
+        """Return the merged state of all processes.
+
+        If requests for shards make it longer than `MAX_SCRIPT_BYTES`, refuse those of this process.
+        """
         merged = self._processes.update(writer, state)
         refused: tuple[ShardGrant, ...] = ()
         if state.shards and (num_bytes := len(encode(merged))) > MAX_SCRIPT_BYTES:

@@ -158,7 +158,7 @@ class ScriptProcesses:
         self._num_messages = 0
 
     def __contains__(self, process: Hashable) -> bool:
-        """Return whether the process has sent a state and has not ended."""
+        """Return whether `update` was called for the process, and `end` or `clear` was not called since."""
         return process in self._live
 
     def update(self, process: Hashable, state: ScriptState) -> ScriptState:

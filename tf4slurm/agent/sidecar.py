@@ -27,12 +27,12 @@ _POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usua
 class CallingScript(TaskProcess):
     """The script that started this process.
 
-    The script reads one line from this process: the cluster, or an error. At its end it writes its exit code to this
-    process: 0, or 1 after an uncaught exception. A killed script writes nothing.
+    The script reads one line from this process's standard output: the cluster, or an error. At its end it writes its
+    exit code to this process's standard input: 0, or 1 after an uncaught exception. A killed script writes nothing.
     """
 
     def __init__(self, rendezvous: Rendezvous, on_launcher_loss: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """`on_launcher_loss` is awaited when the control service is lost."""
+        """`on_launcher_loss` is awaited when the control service is lost after the cluster has formed."""
         super().__init__(rendezvous)
         self.has_started = False
         self._on_launcher_loss = on_launcher_loss
@@ -53,7 +53,7 @@ class CallingScript(TaskProcess):
         self._watches = [asyncio.create_task(self._watch_script()), asyncio.create_task(self._watch_slurmstepd())]
 
     async def wait_until_orphaned(self) -> int:
-        """Report that the script has ended or is suspended. Return 0, because nothing uses this exit code."""
+        """Wait until the script has ended or is suspended, and report this. Return 0, an exit code that is not used."""
         await self._end_or_stop.wait()
         await self.channel.drain(_DRAIN_SECONDS)  # the last messages may contain a completion signal
         state, cluster = self._client.observed.script, self._client.cluster
@@ -80,13 +80,16 @@ class CallingScript(TaskProcess):
         await self._on_launcher_loss()
 
     def request_save(self, reason: str) -> None:
-        """Ask the script to save and stop, without the control service."""
+        """Request that the script saves and stops, after the control service is lost."""
         seconds = self._rendezvous.spec.grace_period_seconds
         desired = dataclasses.replace(self._client.desired, stop_reason=reason, grace_period_seconds=seconds)
         self.channel.send(desired)
 
     async def wait_until_saved(self) -> None:
-        """Wait at most for the grace period until a script that checks for stop requests has saved or ended."""
+        """Wait until the script has saved or ended, at most for the grace period.
+
+        Return at once if the script does not check for stop requests.
+        """
         deadline = time.monotonic() + self._rendezvous.spec.grace_period_seconds
         while time.monotonic() < deadline and not self.has_ended:
             script = self._client.observed.script
@@ -95,7 +98,10 @@ class CallingScript(TaskProcess):
             await asyncio.sleep(_SAVE_POLL_SECONDS)
 
     async def end(self, kill_wait_seconds: float) -> None:
-        """Send the last desired state, close the script channel, and wait for the end of the script."""
+        """Send the last desired state, close the script channel, and wait for the end of the script.
+
+        Do nothing if the script has received no cluster.
+        """
         if self.has_started and not self._end.is_set():
             self.channel.send(self._client.desired)
             self.channel.close()
@@ -121,7 +127,7 @@ class CallingScript(TaskProcess):
         self._end_or_stop.set()
 
     async def _watch_slurmstepd(self) -> None:
-        """Report the loss of the slurmstepd. The script goes on, but srun would wait for ever for its end."""
+        """Report the loss of the slurmstepd. The script continues, but Slurm will not notice its end."""
         await wait_for_slurmstepd_loss()
         self._client.update(killed_by="slurmstepd")
 

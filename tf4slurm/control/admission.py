@@ -15,11 +15,12 @@ from tf4slurm.roles import can_grow
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why a process cannot take part.
+    """The reason why a process cannot take part in the job.
 
     Attributes:
         reason: The reason, as a clause.
-        is_mismatch: Whether the job was started wrongly. It can form its cluster neither with this process nor without.
+        is_mismatch: Whether the versions or the number of tasks show that the job was started wrongly. If its cluster
+            has not formed yet, the job then ends.
     """
 
     reason: str
@@ -31,9 +32,9 @@ class Refusal:
 
 
 def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | Refusal:
-    """Return the record of the member that registers, or the reason why it is refused.
+    """Return the record of the task that registers, or the reason why it is refused.
 
-    A member registers again after each broken connection.
+    The task is not a joined worker. It registers again after each broken connection.
     """
     rank, members = registration.rank, tasks.members
     if registration.version != __version__:
@@ -59,7 +60,7 @@ def admit_joined_worker(
 
     Args:
         is_ending: Whether the job was asked to stop, or its outcome is known.
-        workers_error: The reason why the chief cannot use more workers. Empty if it can.
+        workers_error: The reason why the chief's script cannot use more workers. Empty if it has reported none.
 
     Returns:
         The record of a worker that registers again, None for a new worker that may join, or the reason of a refusal.

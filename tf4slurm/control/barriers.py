@@ -18,7 +18,7 @@ class BarrierEnd:
 
     Attributes:
         name: The name that the scripts gave to `barrier()`.
-        tokens: The token of each call of `barrier()` that ends, by the rank of the task.
+        tokens: The token (see `BarrierArrival`) of each call of `barrier()` that ends, by the rank of the task.
         error: The reason why the barrier broke. Empty if all tasks have arrived.
         waited_seconds: Seconds from the first arrival to the end.
     """
@@ -36,7 +36,7 @@ class _Barrier:
     Attributes:
         opened_at: Job time of the first arrival.
         expected: The ranks of the tasks that must arrive.
-        arrived: (token, deadline) of each task that has arrived, by rank.
+        arrived: (token, job time of the deadline) of each task that has arrived, by rank.
     """
 
     opened_at: float
@@ -47,9 +47,10 @@ class _Barrier:
 class Barriers:
     """All barriers of a job.
 
-    A barrier ends when all expected tasks have arrived. It breaks at a timeout, or if an expected task has ended. The
-    expected tasks are the members that run a script now. If a spare has replaced a lost task, only the spare is
-    expected.
+    A barrier ends when all expected tasks have arrived. It breaks when the timeout of a waiting task expires, when an
+    expected task has ended without arriving, or when a task arrives that is not expected. The expected tasks are the
+    members of the requested roles, by default of all roles that run a script. If a spare has replaced a lost task, the
+    spare is expected in its place.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Barriers:
         """Record the arrival of a task. It replaces an earlier arrival of this task at any barrier.
 
         Returns:
-            The end of the barrier if this arrival ends it, else an empty list.
+            The end of the barrier if it ends or breaks now, else an empty list.
         """
         self.withdraw(record)
         key = (arrival.name, arrival.roles)
@@ -82,7 +83,7 @@ class Barriers:
                 del self._open[key]
 
     def check(self, members: Sequence[TaskRecord], now: float) -> list[BarrierEnd]:
-        """Return the barriers that end: all have arrived, a timeout has expired, or an expected task has ended."""
+        """Remove the barriers that end or break now, and return their ends."""
         return [end for key in list(self._open) for end in self._check_one(members, key, now)]
 
     def clear(self) -> None:
@@ -110,7 +111,7 @@ class Barriers:
 
 
 def _expected(members: Sequence[TaskRecord], roles: tuple[str, ...]) -> frozenset[int]:
-    """Return the ranks of the tasks with these roles that run a script now. Without `roles`, all roles count."""
+    """Return the ranks of the tasks in these roles. Without `roles`, those in all roles that run a script."""
     return frozenset(
         record.rank for record in members if record.role.runs_script and (not roles or record.task.task_type in roles)
     )

@@ -1,6 +1,7 @@
 """A task's client of the control service.
 
-The client makes one gRPC call. It repeats the call after each failure, until it counts the service as lost.
+The client makes one gRPC call, which lasts as long as the connection. After a broken connection it makes the call
+again, until the service refuses this task or has sent nothing for the heartbeat timeout.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ _OPTIONS = (
 class ControlClient:
     """One task's client of the control service.
 
-    Run `run()` as an asyncio task. `wait_for_change` waits for data from the service.
+    Run `run()` as an asyncio task. `wait_for_change` waits for new data from the service.
 
     Attributes:
         desired: The latest desired state from the service.
         observed: The state of this task. Change it with `update` and `begin_attempt`.
-        exited_at: Monotonic time in seconds when the last child exited. None while a child runs. The age of this time
-            is sent, because the clocks of hosts differ.
+        exited_at: Monotonic time in seconds when the last child exited. None while a child runs, and before the first.
+            The client sends how long ago that was, because the clocks of hosts differ.
         cluster: The latest cluster from the service. None before the first.
         cluster_attempt: The attempt that formed `cluster`. 0 without a cluster.
         service_address: The address of the service where this task last registered. None before the registration.
@@ -85,11 +86,11 @@ class ControlClient:
         """Create a client that is not connected yet.
 
         Args:
-            find_service: Returns the service's addresses and credentials once they are known. Called in a thread before
-                each attempt to connect, because it may read a file.
-            make_registration: Returns the first message for a service at the given address. Called in a thread, because
-                it may resolve a name, until a registration is accepted.
-            num_tasks: Number of tasks of the job. The time limit for a connection grows with it.
+            find_service: Returns the service's addresses and credentials, or None while they are unknown. Called in a
+                thread before each attempt to connect, because it may read a file.
+            make_registration: Returns the registration for a service at the given address. Called in a thread, because
+                it may resolve a name. Once the service has accepted a registration, this one is sent in every call.
+            num_tasks: Number of tasks of the job. The time limit to connect and register grows with it.
         """
         self.desired = DesiredState()
         self.observed = ObservedState()
@@ -112,29 +113,32 @@ class ControlClient:
         self._disconnected_at = float("inf")
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `observed` and send them, if necessary after a reconnect."""
+        """Change fields of `observed`, and send them at once or after the next reconnect."""
         self.observed = dataclasses.replace(self.observed, **changes)
         self._is_due.set()
 
     def update_usage(self, usage: Usage) -> None:
-        """Set the child's resource usage. It is sent with the next heartbeat."""
+        """Set the child's resource usage. It is sent with the next heartbeat or change."""
         self.observed = dataclasses.replace(self.observed, usage=usage)
 
     def update_script(self, script: ScriptState) -> None:
-        """Set the state of the script. Steps and metrics are sent with the next heartbeat, other changes at once."""
+        """Set the state of the script. If only steps or metrics differ, it is sent with the next heartbeat."""
         before = self.observed.script
         self.observed = dataclasses.replace(self.observed, script=script)
         if dataclasses.replace(script, step=before.step, metrics=before.metrics) != before:
             self._is_due.set()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
-        """Replace `observed` by the initial state of `attempt` with `changes`, and send it."""
+        """Replace `observed` by the initial state of `attempt` with `changes`, and send it. Keep the stop signal."""
         self.exited_at = None
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.update(**changes)
 
     async def wait_for_change(self) -> None:
-        """Wait for a new desired state or cluster, or for a registration."""
+        """Wait until the service sends a desired state or a cluster, or accepts a registration.
+
+        Return at once if that has happened since the last call.
+        """
         await self._changed.wait()
         self._changed.clear()
 
@@ -142,11 +146,12 @@ class ControlClient:
         """Register this task, and exchange states with the service until this task has terminated.
 
         If the connection breaks before the service has confirmed that this task has terminated, the method tries to
-        reconnect for `reconnect_seconds`. After that time the service counts the task as lost.
+        reconnect for `reconnect_seconds`, and then returns. After that time the service counts the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
-            RendezvousConnectionError: No service answers in time, or it sends nothing for the heartbeat timeout.
+            RendezvousConnectionError: No service accepts this task within the start timeout, or later the service sends
+                nothing for the heartbeat timeout.
             AuthenticationError: `find_service` cannot open the credentials.
         """
         self._clock = JobClock(self._spec.launcher_loss_seconds / _CHECKS, asyncio.get_running_loop().time)
@@ -168,7 +173,7 @@ class ControlClient:
 
     @property
     def paused_seconds(self) -> float:
-        """The time in seconds for which this process was paused since `run` was called."""
+        """The time in seconds that the clock has left out, because this process was paused, since `run` was called."""
         return self._clock.paused_seconds
 
     async def _run(self) -> None:
@@ -215,7 +220,7 @@ class ControlClient:
         return endpoint
 
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
-        """Register in a new call, and exchange messages until it ends. Return whether this task has terminated."""
+        """Register in a new call, and exchange messages until the call ends. Return as `_serve` does."""
         registration = self._registration
         if registration is not None and self.desired.rank is not None:
             registration = dataclasses.replace(registration, joined_rank=self.desired.rank)
@@ -253,6 +258,9 @@ class ControlClient:
 
         Returns:
             True if this task has terminated, False if the service has sent nothing for the heartbeat timeout.
+
+        Raises:
+            ConnectionError: The service has closed the connection.
         """
         self._sent = ObservedState()
         self._is_heartbeat_due = False

@@ -17,7 +17,7 @@ class JobClock:
         """Create a clock that leaves out no pauses until `start` is called.
 
         Args:
-            max_gap_seconds: A longer time between two calls of `now` is a pause.
+            max_gap_seconds: A longer time between two calls of `now` is a pause. Only the excess is left out.
             read: Returns the monotonic time in seconds.
         """
         self._max_gap_seconds = max_gap_seconds
@@ -29,7 +29,8 @@ class JobClock:
     def start(self, on_pause: Callable[[float, float], None] = lambda _, __: None) -> None:
         """Leave out pauses from now on. The caller must call `now` regularly.
 
-        `on_pause` is called with the duration of each pause in seconds, and with the job time after it.
+        `on_pause` is called with the whole time in seconds between the two calls of `now`, and with the job time after
+        the pause.
         """
         self._on_pause = on_pause
         self._last = self._read()

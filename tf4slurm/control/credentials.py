@@ -51,7 +51,7 @@ class Credentials:
     """The credentials that all tasks of a job share.
 
     Attributes:
-        certificate: The control service's certificate (PEM). Not secret, but tasks must get it from the job's user.
+        certificate: The control service's certificate (PEM). It is not secret, but no other user may replace it.
         token: The job's secret, 256 random bits in hexadecimal.
     """
 
@@ -103,7 +103,10 @@ def create_credentials() -> ServiceCredentials:
 
 
 def handshake_seconds(num_tasks: int) -> float:
-    """Return the time limit in seconds for a TLS handshake, and for the first call after the handshake."""
+    """Return the time limit in seconds for a TLS handshake, and for the first call after the handshake.
+
+    It grows with `num_tasks`, because all tasks may connect at the same time.
+    """
     return _HANDSHAKE_SECONDS + num_tasks / _HANDSHAKES_PER_SECOND
 
 
@@ -111,7 +114,7 @@ def handshake_seconds(num_tasks: int) -> float:
 class ControlEndpoint:
     """The addresses and credentials of the control service.
 
-    Agents that a launcher has started read them from their environment, all other tasks from control.json.
+    Agents that a launcher has started read them from environment variables, all other tasks from control.json.
     """
 
     addresses: tuple[Address, ...]
@@ -126,7 +129,10 @@ class ControlEndpoint:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], launch_host: str | None = None) -> ControlEndpoint:
-        """Read the launcher's variables. The first address is `launch_host`, the host of srun, if it is given."""
+        """Read the variables that `to_environ` returned in the launcher.
+
+        If `launch_host`, the host where srun runs, is given, the service's address on this host comes first.
+        """
         addresses = [Address.from_text(text) for text in environ[CONTROL_VARIABLE].split(",")]
         if launch_host is not None:
             addresses.insert(0, Address(launch_host, addresses[0].port))
@@ -148,10 +154,11 @@ class ControlEndpoint:
         """Read control.json.
 
         Returns:
-            None if the file does not exist, is invalid, belongs to another user, or is writable by other users.
+            None if the file does not exist, cannot be read, is invalid, belongs to another user, or is writable by
+            other users.
 
         Raises:
-            AuthenticationError: MUNGE cannot open the credentials on this host.
+            AuthenticationError: See `open_from_this_user`.
         """
         try:
             if path.name not in os.listdir(path.parent):  # NFS caches missing files for a minute
@@ -190,7 +197,8 @@ def open_from_this_user(credential: str) -> str:
     """Return the secret in a credential from `seal_for_this_user`. The last secret is cached.
 
     Raises:
-        AuthenticationError: MUNGE cannot open the credential on this host, or another user or program created it.
+        AuthenticationError: MUNGE cannot open the credential on this host, or the credential was not created by this
+            user, for this user and by `seal_for_this_user`.
     """
     answer = _run_munge("unmunge", "--numeric", "--keys=STATUS,UID,UID_RESTRICTION", text=credential.encode())
     metadata, _, text = answer.partition(b"\n\n")
@@ -208,7 +216,7 @@ def open_from_this_user(credential: str) -> str:
 
 
 def _run_munge(program: str, *options: str, text: bytes) -> bytes:
-    """Return the output of munge or unmunge. A request that times out is repeated, because munged may be busy."""
+    """Return the output of munge or unmunge. Repeat a request that times out up to twice: munged may be busy."""
     for _ in range(_MUNGE_REQUESTS):
         with contextlib.suppress(subprocess.TimeoutExpired):
             return _request_munge(program, *options, text=text)

@@ -17,7 +17,7 @@ class DesiredStates:
     """The desired states of all tasks.
 
     Attributes:
-        shared: A desired state with the values that are the same for all tasks.
+        shared: The values that are the same for all tasks. `of` adds those of one task.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DesiredStates:
         self.note_all()
 
     def terminate(self, outcome: Outcome) -> None:
-        """Terminate all tasks."""
+        """Let all tasks terminate, because `outcome` is known."""
         code = outcome.exit_code if self._tasks.members[0].is_hidden_from_slurm else 0
         reason, has_timed_out = outcome.reason, outcome.has_timed_out
         self.change(terminate=True, terminate_reason=reason, has_timed_out=has_timed_out, exit_code=code)
@@ -57,7 +57,7 @@ class DesiredStates:
         self._changed.add(rank)
 
     def note(self, ranks: Iterable[int]) -> None:
-        """Note that the desired states of these tasks, or the cluster, may have changed."""
+        """Note that the desired states of the tasks of these ranks, or the cluster, may have changed."""
         self._changed.update(ranks)
 
     def note_all(self) -> None:

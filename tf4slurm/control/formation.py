@@ -14,7 +14,10 @@ from tf4slurm.spec.job_spec import JobSpec
 
 
 def spread_tasks(tasks: TaskTable) -> list[Task]:
-    """Return the task of each member for placement "spread". The lost members become the last spares."""
+    """Return the task type and index of each member, by rank, for placement "spread".
+
+    Lost members become the spares with the highest indices.
+    """
     present = tasks.present_members
     counts = Counter(record.task.task_type for record in present)
     placed = iter(place_tasks(counts, SPREAD, [record.node for record in present]))
@@ -23,7 +26,10 @@ def spread_tasks(tasks: TaskTable) -> list[Task]:
 
 
 def find_local_address(tasks: TaskTable) -> Outcome | None:
-    """Return the outcome of a job on several nodes if a member has a loopback address, else None."""
+    """Return the outcome if a member has a loopback address, which other nodes cannot reach. Otherwise return None.
+
+    In a job on a single node, loopback addresses are valid.
+    """
     present = tasks.present_members
     for record in present if len({record.node for record in present}) > 1 else ():
         if record.address is not None and is_loopback(record.address.host):

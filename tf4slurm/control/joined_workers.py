@@ -2,7 +2,7 @@
 
 A joined worker takes no part in the rendezvous, in barriers or in the job's outcome. Its child starts when the chief's
 script can use the worker. When a new attempt begins, the worker chooses a new port. It joins again when that attempt
-trains.
+trains. To dismiss a joined worker is to let its agent terminate.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class WorkerChanges:
 
     Attributes:
         events: New events of joined workers.
-        ranks: The tasks whose desired state has changed.
-        usable: The joined workers that the chief can use.
+        ranks: The ranks of the tasks whose desired state has changed.
+        usable: After `update`, the joined workers that the chief's script accepts. Their children need not run yet.
     """
 
     events: list[TaskEvent] = field(default_factory=list)
@@ -71,12 +71,15 @@ class JoinedWorkers:
 
     @property
     def has_changes(self) -> bool:
-        """Whether the workers may differ from those of the rendezvous."""
+        """Whether the chief's workers may differ from those with which the cluster has formed."""
         return self._has_replacement or bool(self._joined_workers or self._workers)
 
     @property
     def workers(self) -> tuple[tuple[int, str], ...]:
-        """The index and address of each worker that the chief should use. Empty before the first change."""
+        """The index and address of each worker that the chief should use.
+
+        Empty until a joined worker can be used or a spare has replaced a worker.
+        """
         return self._workers
 
     def dismissal_of(self, rank: int) -> tuple[str, int]:
@@ -92,7 +95,10 @@ class JoinedWorkers:
         self._joined_workers.pop(rank, None)
 
     def leave(self, record: TaskRecord, why: str, now: float) -> WorkerChanges:
-        """Let a joined worker leave after a stop signal. The chief gives it no more work. Idempotent."""
+        """Let a joined worker leave the job. Idempotent.
+
+        The chief gives it no more work. It is dismissed when the chief no longer uses it, at the latest after 20 s.
+        """
         changes = WorkerChanges()
         worker = self._joined_workers[record.rank]
         if worker.may_be_used:
@@ -103,7 +109,7 @@ class JoinedWorkers:
         return changes
 
     def dismiss(self, record: TaskRecord, why: str, exit_code: int = 0) -> WorkerChanges:
-        """Let a joined worker end now, with this exit code. Idempotent."""
+        """Let a joined worker's agent terminate now, with this exit code. Later calls have no effect."""
         changes = WorkerChanges()
         _dismiss(self._joined_workers[record.rank], why, exit_code, changes)
         return changes
@@ -130,8 +136,8 @@ class JoinedWorkers:
     def update(self, members: Sequence[TaskRecord], chief: TaskRecord, now: float) -> WorkerChanges:
         """Dismiss the joined workers that must end, and find those that the chief can use.
 
-        This method is level-triggered. Call it during training after each change of the chief or a joined worker, and
-        regularly.
+        Call this after each change of the chief or of a joined worker. Call it regularly, too, because the times until
+        a dismissal expire. Additional calls have no effect.
         """
         changes = WorkerChanges()
         script = chief.observed.script

@@ -1,9 +1,9 @@
-"""Messages between the tasks and the control service: frozen dataclasses, encoded as JSON.
+"""Messages between agents and the control service, and between agents and scripts: dataclasses, encoded as JSON.
 
-A message describes a state, never a change. After a broken connection each side sends its current state again, and a
-repeated message has no effect. Within one call, an encoded `ObservedState` contains only the fields that have changed
-since the previous one. The service sends the empty message to request a heartbeat. A task answers with its changed
-state, or with the empty message if nothing has changed.
+A message describes a state, never a change (except `StepMetrics`, which a script sends to its agent). After a broken
+connection each side sends its current state again, and a repeated message has no effect. Within one call, an encoded
+`ObservedState` contains only the fields that have changed since the previous one. The service sends the empty message
+to request a heartbeat. The agent answers with its changed state, or with the empty message if nothing has changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ job or of the attempt."""
 
 @dataclass(frozen=True)
 class Registration:
-    """A task's first message: its rank, its process, and the address where its child process will listen.
+    """A task's first message in each call: its rank, its process, and the address where its child will listen.
 
     Attributes:
         incarnation: Id that distinguishes this process from other processes of the same rank.
@@ -89,14 +89,15 @@ class BarrierArrival:
 
 @dataclass(frozen=True)
 class ShardRequest:
-    """A script's request for data shards. Shards are numbered through all epochs, in the order of their leases.
+    """A script's request for data shards. Shards are numbered from 0 through all epochs, in the order of first leases.
 
     Attributes:
         token: Unique id of the script's `DataShards` object. Its leases end when a later message lacks this request.
         size: Number of shards of an epoch.
         fingerprint: A hash of the data and the shard size.
-        capacity: The number of leases that the script wants to hold. With 0 it gives all shards back.
-        done: Shards that are done. They are repeated until the launcher no longer lists them in `ShardGrant.held`.
+        capacity: Number of shards that the script wants to hold at the same time. With 0 it gives all shards back.
+        done: Numbers of shards that are done. They stay here until the launcher no longer lists them in
+            `ShardGrant.held`.
         start: The position from which to continue. None to begin with the first shard.
         position_request: A number that the script changes to request the position.
     """
@@ -117,7 +118,7 @@ class ShardGrant:
     """The launcher's answer to a `ShardRequest` of the same `token`.
 
     Attributes:
-        held: The shards that are leased to the script.
+        held: The numbers of the shards that are leased to the script.
         is_over: All shards are done.
         error: The reason why the request is refused. Empty if it is not.
         position: The position that the script has requested, else None.
@@ -145,7 +146,8 @@ class ScriptState:
         barrier: The barrier at which the script waits.
         stop_signal: The last stop signal that the script's process received.
         shards: The requests for leases of shards.
-        workers: The indices of the workers that a chief uses. None if its workers cannot change.
+        workers: The indices of the workers that a chief uses. None if its workers cannot change, or before it has a
+            strategy.
         workers_error: The reason why the workers cannot change. Empty if they can, or if the chief has no strategy yet.
         unusable_workers: The index of each joined worker whose first closure failed, and the error of this closure.
         ps_bytes: The bytes of the variables that a chief has created on each ps, by index. Empty if unknown.
@@ -188,11 +190,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class ObservedState:
-    """The observed state of a task. Its agent sends changes at once, but steps, metrics and usage with a heartbeat.
+    """The observed state of a task. Its agent sends changes at once, but steps, metrics and usage with heartbeats.
 
     Attributes:
-        state: registered -> ready or not_ready (after the reachability check) -> running -> exited -> running again ...
-            -> terminated.
+        state: registered -> ready or not_ready (after the reachability check, or without a port) -> running -> exited
+            -> running again ... -> terminated.
         start_count: How many times the child was started in this attempt.
         process_id: Process id of the last child.
         returncode: Exit code of the last child, or minus the number of the signal that killed it.
@@ -248,7 +250,7 @@ class DesiredState:
         rank: The rank that the service has chosen for a joined worker. None for other tasks.
         exit_code: The exit code of a joined worker that must terminate. For other tasks it is 0, or the exit code of
             the job if Slurm does not notice the end of rank 0, which would return it.
-        workers: The index and address of each worker that a chief should use. Empty before any change.
+        workers: The index and address of each worker that a chief should use. See `JoinedWorkers.workers`.
     """
 
     attempt: int = 1
@@ -296,7 +298,7 @@ def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
 
 
 def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> ObservedState:
-    """Drop log lines, then metrics, then the end of `detail`, until the encoded state has at most `max_bytes`.
+    """Drop lines of `tail`, then metrics, then the end of `detail`, until the encoded state has at most `max_bytes`.
 
     The other fields always fit, because `MAX_SCRIPT_BYTES` is half of the default limit.
     """
@@ -314,7 +316,7 @@ def shrink(observed: ObservedState, max_bytes: int = MAX_STATE_BYTES) -> Observe
 
 
 def encode_cluster(attempt: int, cluster: Cluster) -> bytes:
-    """Encode and compress the cluster of an attempt. No other message grows with the number of tasks."""
+    """Encode and compress the cluster of an attempt, the longest message in a job of many tasks."""
     return zlib.compress(json.dumps([attempt, cluster_to_entries(cluster)]).encode(), _COMPRESSION_LEVEL)
 
 

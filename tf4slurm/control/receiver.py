@@ -21,7 +21,7 @@ class Receiver:
         self._tasks = state.tasks
 
     def on_registration(self, registration: Registration, now: float) -> TaskRecord:
-        """Handle a new connection of a task, its first or a later one.
+        """Handle the registration in a task's first connection or in a later one. Return the task's record.
 
         Raises:
             RendezvousClosedError: The process cannot be a task of this job.
@@ -156,7 +156,7 @@ class Receiver:
             state.on_terminated(record)
 
     def _on_unreachable(self, record: TaskRecord) -> None:
-        """Handle a reachability check that has failed."""
+        """Handle a task that is not ready: its reachability check has failed, or it has no port."""
         state, detail = self._state, record.observed.detail
         if record.role.has_joined:
             state.scripts.apply(state.scripts.joined_workers.dismiss(record, detail or "", EXIT_NOT_FORMED))

@@ -38,7 +38,7 @@ class TaskRecord:
     """The control service's record of one task. Times are job times.
 
     Attributes:
-        is_placed: Whether `task` is final. If not, roles are assigned after all tasks have registered.
+        is_placed: Whether the task has its role. With placement "spread" it has none before all tasks have registered.
         owns_child: See `Registration`.
         attempt: The last attempt for which the task has sent an address. 0 before the task has registered.
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
@@ -47,6 +47,8 @@ class TaskRecord:
         last_heartbeat_at: Time of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.
+        started_at: Time when the last start of the child was reported. None before the first in this attempt.
+        ended_at: Time when the child exited, or when the agent terminated or was lost before that.
     """
 
     rank: int
@@ -84,7 +86,7 @@ class TaskRecord:
         return self.started_at is not None and now - self.started_at < IMPORT_SECONDS
 
     def lost_at(self, now: float, task_loss_seconds: float) -> float:
-        """Return the earliest time at which the task may have been lost. The loss is noticed later."""
+        """Return the earliest job time at which a task that is lost `now` may have been lost."""
         if self.has_registered and not self.is_connected:
             return self.disconnected_at
         return self.last_heartbeat_at if now - self.last_heartbeat_at > task_loss_seconds else now
@@ -150,7 +152,7 @@ class JobProgress:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether two attempts in a row had no new step, so that another one would be useless."""
+        """Whether two attempts (or runs) in a row had no new step, so that another one would be useless."""
         return self.num_without_step >= _MAX_ATTEMPTS_WITHOUT_STEP
 
     def __str__(self) -> str:

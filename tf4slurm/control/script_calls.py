@@ -20,7 +20,8 @@ _LONG_WAIT_SECONDS = 1.0  # at a barrier; shorter waits, possibly at every step,
 class ScriptCalls:
     """The barriers, data shards and joined workers of a job.
 
-    The methods of these parts return what has changed. This class updates the desired states and emits the events.
+    The methods of `Barriers`, `ShardLeases` and `JoinedWorkers` return what has changed. This class updates the desired
+    states and emits the events.
     """
 
     def __init__(self, spec: JobSpec, tasks: TaskTable, emit: Callable[..., None]) -> None:
@@ -34,7 +35,7 @@ class ScriptCalls:
 
     @property
     def shards(self) -> tuple[ShardProgress, ...]:
-        """The progress of the data shards."""
+        """The progress of the data shards of each name."""
         return self._shards.progress()
 
     def on_script_state(self, record: TaskRecord, before: ScriptState, now: float) -> None:
@@ -50,7 +51,10 @@ class ScriptCalls:
             self._note_shards(self._shards.update(record.rank, script.shards))
 
     def on_end(self, record: TaskRecord) -> None:
-        """Remove a child that has ended from barriers, and lease its shards to others."""
+        """Handle the end of a child or its task: remove it from barriers, and lease its shards to others.
+
+        Under plain srun, also add a script that has failed to `failed_tasks`.
+        """
         self._barriers.withdraw(record)
         self._note_shards(self._shards.release(record.rank))
         failed = self.desired.shared.failed_tasks
@@ -64,7 +68,7 @@ class ScriptCalls:
         self._end_barriers(self._barriers.check(self._tasks.members, now))
 
     def note_end_of_training(self) -> None:
-        """Tell the scripts when no task needs the ps any more, and when the chief or all workers have ended."""
+        """Set `is_training_over` and `have_leaders_ended` in the desired states once they are true."""
         members = self._tasks.members
         leaders = [record for record in members if record.role.is_leader]
         have_ended = bool(leaders) and all(record.is_done or record.is_gone for record in leaders)
@@ -81,7 +85,7 @@ class ScriptCalls:
         self.apply(self.joined_workers.begin_attempt())
 
     def update_joined_workers(self, cluster: Cluster | None, attempt: int, now: float) -> bool:
-        """Update all joined workers. Return whether the cluster lacks one that the chief can use."""
+        """Update all joined workers. Return whether `cluster` lacks one that the chief's script accepts."""
         chief = self._tasks.chief
         if chief is None or not self.joined_workers.has_changes:
             return False
@@ -100,7 +104,7 @@ class ScriptCalls:
             self._emit(*event)
 
     def _end_barriers(self, ends: Iterable[BarrierEnd], last: TaskRecord | None = None) -> None:
-        """Release the tasks at barriers that have ended. `last` is the task that has just arrived, if any."""
+        """End the calls of `barrier()` at these barriers. `last` is the task that has just arrived, if any."""
         for end in ends:
             for rank, token in end.tokens.items():
                 self.desired.release(rank, token, end.error)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 class StepMetrics:
     """One line of metrics/<role>-<index>.<attempt>.jsonl: a call of `tf4slurm.report()`, or several consecutive calls.
 
-    The file has one line per call up to a limit of 20,000 numbers divided by the number of tasks, at least 100. Beyond
-    the limit, pairs of neighbouring lines are merged, and later calls are merged in groups of two. The next time, later
-    calls are merged in groups of four, and so on. A merged line has the last, the lowest and the highest value, so the
-    best value is not lost. Calls with more than 1,000 numbers within 0.2 s are merged, too.
+    The file has one line per call up to a limit of 20,000 numbers (steps and metrics) divided by the number of tasks,
+    at least 100. Whenever the limit is exceeded, pairs of neighbouring lines are merged. From the first time on, later
+    calls are merged in groups of two, from the second time on in groups of four, and so on. A merged line has the last,
+    the lowest and the highest value, so the best value is not lost. If the calls of 0.2 s have more than 1,000 numbers,
+    these calls are merged, too.
 
     Attributes:
         step: Training step of the last call with a step.
@@ -51,7 +52,10 @@ def merge_metrics(entries: Sequence[StepMetrics]) -> StepMetrics:
 
 
 def merge_to_limit(entries: Sequence[StepMetrics], max_values: int) -> list[StepMetrics]:
-    """Merge consecutive entries in groups of equal size, so that at most `max_values` steps and metrics are left."""
+    """Merge consecutive entries in groups of equal size, so that about `max_values` steps and metrics are left.
+
+    More are left if entries of a group have different metrics. At least one entry is left.
+    """
     num_values = max((1 + len(entry.metrics) for entry in entries), default=1)
     size = max(1, -(-len(entries) // max(1, max_values // num_values)))
     return [merge_metrics(entries[start : start + size]) for start in range(0, len(entries), size)]
@@ -70,12 +74,12 @@ def _combine(
 
 
 class BoundedMetrics:
-    """The metrics of one task. Beyond `max_values` numbers, pairs of neighbouring entries are merged into one.
+    """The metrics of one task. Beyond `max_values` steps and metrics, pairs of neighbouring entries are merged.
 
     After the first merging, new entries are merged in groups of two, after the second in groups of four, and so on.
 
     Attributes:
-        lines: The entries in the order of time. New entries may be merged into the last one until `seal` is called.
+        lines: The entries in the order of time. The next entry may be merged into the last one, except after `seal`.
         num_mergings: How often all pairs were merged. Each merging changes all lines.
     """
 
@@ -102,7 +106,7 @@ class BoundedMetrics:
         self._is_open = self.lines[-1].calls < 2**self.num_mergings
 
     def seal(self) -> None:
-        """Merge no more entries into the last line."""
+        """Let the next entry begin a new line."""
         self._is_open = False
 
     @property

@@ -65,10 +65,10 @@ _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 def max_gap_seconds(spec: JobSpec) -> float:
-    """Return the longest time in seconds without a reading of the clock that is not a pause.
+    """Return the `max_gap_seconds` of the job's clock.
 
     It is at least two ticks, because each tick reads the clock. If possible, it is at most half of `reconnect_seconds`,
-    so that tasks have the other half to reconnect.
+    so that tasks have the other half to reconnect after a pause.
     """
     interval = spec.heartbeat_interval_seconds
     return max(2 * interval / _TICKS_PER_INTERVAL, min(interval, spec.reconnect_seconds / 2))
@@ -134,9 +134,10 @@ class ControlService:
         await self._ticker
 
     def publish(self) -> None:
-        """Send the desired states that have changed. If the job has ended, let `wait_for_end` return.
+        """Send the desired states that have changed, and a new cluster. If the job has ended, end `wait_for_end`.
 
-        States are sent at most every 20 ms: sending them together takes less processor time.
+        Changes within 20 ms after the last sending are sent together at the end of this time, which takes less
+        processor time.
         """
         if self.state.phase is Phase.ENDED:
             self._ended.set()
@@ -237,7 +238,7 @@ class ControlService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
 
     async def _receive(self, connection: _Connection, context: _Context) -> None:
-        """Read a task's messages until it has terminated or the call ends."""
+        """Read a task's messages until it has terminated or reconnected, or the call ends."""
         observed = ObservedState()
         while isinstance(payload := await context.read(), bytes):
             if self._connections.get(connection.rank) is not connection:
@@ -350,7 +351,7 @@ _REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
-    """Return the options of the gRPC server. They limit clients without the token, and save time and bytes.
+    """Return the options of the gRPC server. They limit unauthenticated clients, and save time and bytes.
 
     gRPC closes a connection whose TLS handshake takes too long, and one without an open call that is idle or too old. A
     task's call lasts as long as its connection, so only connections without the token are closed.
@@ -377,9 +378,9 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
 
 
 def _raise_file_limit(num_tasks: int) -> int:
-    """Raise the limit of open files if necessary. Return the maximum number of connections within the limit.
+    """Raise the limit of open files if necessary. Return how many connections gRPC may accept.
 
-    gRPC must refuse more connections, so that this process can still open files.
+    gRPC must refuse others, so that this process can still open files.
     """
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -11,8 +11,8 @@ from tf4slurm.control.shard_position import ShardPosition
 
 MAX_CAPACITY = 1_000
 MAX_OPEN = 32_768
-"""Maximum number of shards of one name that are leased at the same time, so that their position fits into a message.
-Beyond this number, each consumer gets one shard at a time."""
+"""Number of leased shards of one name from which on each consumer gets new shards only one at a time. This limits the
+size of the position, which must fit into a message."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ShardChanges:
     """The effects of changed requests.
 
     Attributes:
-        ranks: The ranks whose `grants_of` may have changed.
+        ranks: The ranks of the tasks whose `ShardLeases.grants_of` may have changed.
         finished: The progress of each name whose shards are now all done.
     """
 
@@ -68,11 +68,11 @@ class _Consumer:
 
 
 class _Shards:
-    """The shards of one name.
+    """The shards of one name in the current attempt.
 
     Attributes:
-        next: The number of the first shard that was never leased in this attempt.
-        returned: A heap of the shards that were leased and given back.
+        next: The number of the next new shard. Those with smaller numbers are done, leased or in `returned`.
+        returned: A heap of the shards that were given back, or were not done at the start position.
     """
 
     def __init__(self, request: ShardRequest, start: ShardPosition, before: _Shards | None) -> None:
@@ -107,7 +107,7 @@ class _Shards:
         return ShardProgress(request.name, request.epochs, done, self.total, self.num_held, self.num_repeated)
 
     def find_error(self, request: ShardRequest) -> str:
-        """Return why this request contradicts the first one. Return "" if it does not."""
+        """Return why this request contradicts the first request for these shards. Return "" if it does not."""
         mine, theirs = self.request, request
         if (mine.size, mine.epochs, mine.fingerprint) == (theirs.size, theirs.epochs, theirs.fingerprint):
             return ""
@@ -127,7 +127,7 @@ class _Shards:
                 self.num_held -= 1
 
     def lease(self) -> Iterator[_Consumer]:
-        """Lease shards to the waiting consumers, up to the capacity of each. Yield the consumers that got shards."""
+        """Lease shards to the consumers that have free capacity. Yield the consumers that got shards."""
         while self._waiting and self._num_free:
             consumer = next(iter(self._waiting))
             del self._waiting[consumer]
@@ -175,7 +175,11 @@ class ShardLeases:
         self._consumers: dict[int, dict[str, _Consumer]] = {}
 
     def update(self, rank: int, requests: Sequence[ShardRequest]) -> ShardChanges:
-        """Apply the current requests of a task. This finishes, takes back and leases shards."""
+        """Apply the current requests of a task.
+
+        Shards that a request lists as done are done. Shards are given back if their request has capacity 0, or is no
+        longer one of `requests`. Then free shards of these names are leased to all tasks that wait for them.
+        """
         consumers = self._consumers.setdefault(rank, {})
         touched: dict[_Shards, None] = {}
         ended = [consumers.pop(token) for token in consumers.keys() - {request.token for request in requests}]
@@ -192,11 +196,11 @@ class ShardLeases:
         return ShardChanges(frozenset(ranks | ({rank} if ended or changed else set())), finished)
 
     def release(self, rank: int) -> ShardChanges:
-        """Take back all shards of a task that has ended."""
+        """Take back the shards that a task held when it ended, and lease them to tasks that wait."""
         return self.update(rank, ())
 
     def clear(self) -> None:
-        """Forget all progress, because a new attempt begins. Shards that are leased again count as repeated."""
+        """Forget which shards are done, because a new attempt begins. Those leased again count as repeated."""
         self._before.update(self._shards)
         self._shards.clear()
         self._consumers.clear()
@@ -222,7 +226,7 @@ class ShardLeases:
         return consumer is not None and consumer.request == request
 
     def _apply(self, consumer: _Consumer, request: ShardRequest) -> bool:
-        """Apply a changed request, but lease no shards. Return whether the request is valid."""
+        """Apply a new or changed request, but lease no shards. Return whether the request is valid."""
         consumer.request = request
         shards = self._shards.get(request.name)
         consumer.error = _find_invalid(request) or (
@@ -247,7 +251,7 @@ class ShardLeases:
 
 
 def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
-    """Answer a new request for the position. Drop the answer when the script's next request arrives."""
+    """Answer a changed `position_request`. If it is unchanged, drop the last answer, which may be large."""
     number = consumer.request.position_request
     if number == consumer.position_reply:
         consumer.position = None
@@ -277,7 +281,7 @@ def _lease(touched: Iterable[_Shards]) -> tuple[set[int], tuple[ShardProgress, .
 
 
 def _find_invalid(request: ShardRequest) -> str:
-    """Return what is wrong in a request, or "". Any process of the user may have sent the request."""
+    """Return what is wrong in a request, or "". It is checked because any process of the user may have sent it."""
     total = request.size * request.epochs
     start = request.start
     if request.size < 1 or request.epochs < 1 or not 0 <= request.capacity <= MAX_CAPACITY:

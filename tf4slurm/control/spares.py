@@ -22,7 +22,7 @@ class Replacement(NamedTuple):
 
 
 class NodeFailures:
-    """The number of failed attempts of each node. An attempt counts for the node of the task that failed first."""
+    """Counts failed attempts by node: each attempt for the node of the task that failed first."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
@@ -32,7 +32,7 @@ class NodeFailures:
         self._failures.update(record.node for record in members if record.task == cause)
 
     def excluded_nodes(self, members: Sequence[TaskRecord]) -> tuple[str, ...]:
-        """Return the nodes on which two attempts have failed. Return none if only one node is left."""
+        """Return the nodes on which two or more attempts have failed. Empty if at most one node is left."""
         if len({record.node for record in members if record.node and not record.is_gone}) <= 1:
             return ()
         return tuple(node for node, failures in self._failures.items() if failures >= _MAX_NODE_FAILURES)
@@ -46,10 +46,10 @@ def can_replace(tasks: TaskTable, spec: JobSpec) -> bool:
 def plan_replacements(
     tasks: TaskTable, excluded: Sequence[str], *, only_lost: bool = False
 ) -> list[Replacement] | None:
-    """Return which spares replace the lost tasks, then tasks on the `excluded` nodes.
+    """Return which spares replace the lost tasks and, if spares are left, tasks on the `excluded` nodes.
 
     Spares on the node of a lost task are used late, because they may be lost, too. Spares on excluded nodes are used
-    last.
+    last, and only for lost tasks.
 
     Args:
         excluded: The nodes on which attempts failed repeatedly.

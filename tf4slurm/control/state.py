@@ -1,7 +1,7 @@
 """The state of a job. `JobState` applies the rules (`rules.py`) to events, and decides how the job ends.
 
 Its inputs are events and their job times (`clock.py`). Its outputs are the desired states of tasks and the outcome of
-the job. It never waits, sends or reads a clock. `receiver.py` passes on messages of tasks, the launcher stop requests.
+the job. It never waits, sends or reads a clock. `receiver.py`, `service.py` and the launcher call it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class JobState:
     """The state of one job.
 
     Attributes:
-        now: The job time in seconds of the present event.
+        now: The job time in seconds of the latest event.
         tasks: All tasks.
         scripts: What the scripts ask of the launcher: barriers, data shards, joined workers.
         desired: The desired states of the tasks.
-        watches: Checks for missing steps, servers and computing.
+        watches: The checks that notice when the job does not train.
         cluster: The cluster of this attempt. None until it has formed.
         outcome: How the job ends. None until that is known.
     """
@@ -72,13 +72,13 @@ class JobState:
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """The nodes on which two attempts have failed. Empty if only one node is left."""
+        """The nodes on which two or more attempts have failed. Empty if at most one node is left."""
         return self._node_failures.excluded_nodes(self.tasks.members)
 
     # The cluster
 
     def on_address(self, record: TaskRecord, address: Address) -> None:
-        """Handle the address of a task in this attempt."""
+        """Handle the address of a task in this attempt. After the last one the cluster forms."""
         self.tasks.take_address(record, address, self.attempt)
         self.emit("registered", record, f"registered from {record.node} at {record.address}")
         self._form_cluster_if_registered()
@@ -96,7 +96,7 @@ class JobState:
             self._move_on(Phase.CHECKING, "every task has registered")
 
     def on_ready(self, record: TaskRecord) -> None:
-        """Handle the success of a reachability check. After the last check the children start."""
+        """Handle the success of a reachability check. After the last check the members' children start."""
         self.tasks.mark_ready(record)
         if record.role.has_joined and self.phase is Phase.TRAINING:
             self.desired.start(record.rank, 1)
@@ -109,7 +109,7 @@ class JobState:
             self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def update_joined_workers(self) -> None:
-        """Update all joined workers. If the cluster lacks one that the chief can use, make a new cluster."""
+        """Update all joined workers. If the cluster lacks one that the chief's script accepts, make a new cluster."""
         if self.phase is Phase.STOPPING:
             self.scripts.update_joined_workers(None, self.attempt, self.now)
         elif self.phase is Phase.TRAINING and self.scripts.update_joined_workers(self.cluster, self.attempt, self.now):
@@ -166,7 +166,7 @@ class JobState:
             self._end_if_all_gone()
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
-        """Handle the exit of srun and of all agents. If a failure is held back, it is the outcome."""
+        """Handle the exit of srun and of all agents. An earlier outcome, or a failure held by `_fail`, has priority."""
         self.now = now
         if self._held_failure is not None:
             self._decide_failure(self._held_failure)
@@ -229,7 +229,7 @@ class JobState:
             self.tasks.exchange(record, spare)
 
     def _fail(self, failure: Failure) -> None:
-        """Begin a new attempt after a failure. If no attempt is left, end the job.
+        """Begin a new attempt after a failure if the rules allow one. Otherwise end the job.
 
         A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost. Of
         several failures the earliest one counts.
@@ -275,7 +275,7 @@ class JobState:
     # Stop requests and time
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """Stop the job because of `what`. The scripts have the grace period to save. Later calls have no effect."""
+        """Stop the job because of `what`. During training, scripts have the grace period. Idempotent."""
         self.now = now
         self._request_stop(Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True), what)
 
@@ -374,7 +374,7 @@ class JobState:
         self.decide(Outcome(0, f"Training is done: {what} exited with code 0."))
 
     def decide(self, outcome: Outcome) -> None:
-        """Set the outcome and terminate all tasks. Later failures are consequences of the first, and have no effect."""
+        """Set the outcome and terminate all tasks. Later calls have no effect: the first outcome stands."""
         if self.outcome is None:
             self.outcome = outcome
             self.desired.terminate(outcome)
@@ -384,12 +384,12 @@ class JobState:
             self._end_if_all_gone()
 
     def on_last_lines(self, record: TaskRecord) -> None:
-        """Handle the last lines of a child, which arrive after its exit."""
+        """Handle the last lines of a child, which arrive after its exit and may explain the outcome."""
         if self.outcome is not None and record is self._explained_by:
             self.outcome = dataclasses.replace(self.outcome, tail=record.observed.tail)
 
     def _end_if_all_gone(self) -> None:
-        """End the job if no task is left. This and the deadline of TERMINATING are the only ways to ENDED."""
+        """End the job if no task is left. Only this and the deadline of TERMINATING lead to ENDED."""
         if self.outcome is None:
             is_over = self.phase in (Phase.TRAINING, Phase.STOPPING) and not self.tasks.has_active
             if is_over and self._stop is None and self._held_failure is not None:
@@ -413,6 +413,6 @@ class JobState:
         self.emit(phase.value, None, text)
 
     def emit(self, kind: str, record: TaskRecord | None, text: str, **facts: object) -> None:
-        """Report an event of the job, or of a task."""
+        """Call `on_event` with an event of a task, or with one of the job if `record` is None."""
         assert kind in EVENT_KINDS, kind
         self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text, **facts)

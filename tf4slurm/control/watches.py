@@ -29,14 +29,14 @@ class StepWatch:
         self._last_step_at = now
 
     def reset(self) -> None:
-        """Wait for the first step again."""
+        """Let the stall timeout begin at the next step."""
         self._last_step_at = _NEVER
 
     def find_stall(self, members: Sequence[TaskRecord], now: float) -> TaskRecord | None:
         """Return the task with the highest step if training has stalled, else None. Each stall is returned once.
 
-        Steps arrive with heartbeats. Before it returns a task, this method therefore waits until the last heartbeat of
-        each task that reports steps is at most half a heartbeat interval older than the end of the timeout.
+        Steps arrive with heartbeats. The result is therefore None until the last heartbeat of each task that reports
+        steps is at most half a heartbeat interval older than the end of the timeout.
         """
         seconds = self._spec.stall_timeout_seconds
         if seconds is None or now - self._last_step_at <= seconds:
@@ -50,7 +50,7 @@ class StepWatch:
 
 
 class ServerWatch:
-    """Notices that no task of a cluster spec of several tasks has started a TensorFlow server in any attempt."""
+    """Notices that none of several tasks in the cluster spec has started a TensorFlow server, in any attempt."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -61,21 +61,24 @@ class ServerWatch:
         self._has_server = True
 
     def note_start(self, now: float) -> None:
-        """Note that the children of an attempt start."""
+        """Note that the children of an attempt start. The limits of `has_failed` and `is_late` begin."""
         self._started_at = now
 
     def lacks_servers(self, members: Sequence[TaskRecord]) -> bool:
-        """Return whether no server has ever answered, although the tasks should have started servers."""
+        """Return whether no server has ever answered, although several tasks are in the cluster spec.
+
+        False for scripts of plain srun.
+        """
         tasks = [record for record in members if record.role.is_in_cluster]
         return not self._has_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
     def has_failed(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Return whether servers are required, and none has answered within the start timeout."""
+        """Return whether `lacks_servers` is true at the end of the start timeout, although servers are required."""
         is_over = now - self._started_at >= self._spec.start_timeout_seconds
         return self._spec.require_servers and is_over and self.lacks_servers(members)
 
     def is_late(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Return whether the children have run for 60 s, and none has a server."""
+        """Return whether `lacks_servers` is true 60 s after the start of the children or later."""
         return now - self._started_at >= _SERVER_SECONDS and self.lacks_servers(members)
 
     def describe(self, members: Sequence[TaskRecord], when: str = "", either: str = "") -> str:
@@ -88,7 +91,7 @@ class ServerWatch:
 
 
 class IdleWatch:
-    """Notices that all tasks run but do not compute, for example because TensorFlow waits for a missing chief."""
+    """Notices that all tasks run but do not compute, for example because TensorFlow waits for a chief."""
 
     def __init__(self) -> None:
         self._starts: tuple[object, ...] = ()
@@ -106,9 +109,10 @@ class IdleWatch:
         return True
 
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning if no task has computed or reported a step for 60 s, else None.
+        """Return a warning if the tasks of a job with ps run but do nothing, else None.
 
-        The warning is repeated only after a task has started, ended or computed.
+        All tasks in the cluster spec run, none has reported a step in this attempt, and for 60 s they have used at most
+        2 % of a core each, on average. The warning is repeated only after a task has started, ended or computed.
         """
         tasks = [record for record in records if record.role.is_in_cluster]
         states = [record.observed for record in tasks]
@@ -144,10 +148,10 @@ def _describe_idleness(task_types: set[str]) -> str | None:
 
 
 class PauseWatch:
-    """Remembers a pause of the launcher that was so long that agents may have counted the launcher as lost.
+    """Remembers the latest pause of the launcher that was long enough for agents to count the launcher as lost.
 
     Attributes:
-        noted_at: The job time of that pause. The pause can be the cause only of later losses.
+        noted_at: The job time after that pause. The pause can be the cause only of later losses.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -167,14 +171,18 @@ class PauseWatch:
             self._excuses_until = now + self._spec.termination_seconds
 
     def outcome_of_loss(self, now: float) -> Outcome | None:
-        """Return the outcome if a recent pause explains a loss, else None. The outcome has no task as its cause."""
+        """Return the outcome if a pause explains a loss, else None. The outcome has no task as its cause.
+
+        A pause explains losses until `JobSpec.termination_seconds` after its end.
+        """
         return self._outcome if now < self._excuses_until else None
 
 
 def describe_no_work(members: Sequence[TaskRecord]) -> str | None:
     """Return a warning if the children have done nothing, else None.
 
-    Each child that has ended must have exited with 0 within 1 s, and no child may have shown a sign of work.
+    This is so if at least one has ended, each that has ended exited with 0 within 1 s and printed nothing, and no child
+    had a server, was restarted or reported anything.
     """
     ended = [record for record in members if record.observed.returncode is not None]
     if not ended or any(map(_has_worked, members)) or not all(map(_ended_at_once, ended)):
@@ -229,7 +237,7 @@ class Watches:
         self._warnings.pop("servers", None)
 
     def check(self, members: Sequence[TaskRecord], now: float, *, is_training: bool) -> Findings:
-        """Check steps, servers and computing. Call this regularly."""
+        """Check for new steps, servers and computing. Call this in each tick."""
         found = Findings()
         furthest = self.steps.find_stall(members, now)
         if furthest is not None and is_training:
@@ -265,7 +273,7 @@ class Watches:
         return found
 
     def check_at_end(self, members: Sequence[TaskRecord]) -> Findings:
-        """Check whether the tasks of a job that has completed have done anything."""
+        """Check whether the tasks of a job that has ended have done anything, unless one has failed."""
         found = Findings()
         text = None if any(record.has_failed for record in members) else describe_no_work(members)
         if text is not None:

@@ -77,12 +77,14 @@ def check_program_source(command: Sequence[str]) -> None:
 
 
 def check_command(spec: JobSpec) -> None:
-    """Check that the command's program exists and is executable, and that the script of Python or a shell exists.
+    """Check that the files that a job needs to start exist, and that its program is executable.
 
-    With --container, only the image is checked, not the program in it.
+    These are the working directory, the archive of --stage-env, the program, and a script (.py or .sh) that the program
+    runs if it is Python or a shell. With --container, the image is checked in place of the program and the script.
 
     Raises:
-        CommandError: The program, script, image or working directory does not exist, or the program is not executable.
+        CommandError: The program, script, image or working directory does not exist, the program is not executable, or
+            the path of a directory that the container needs contains "," or ":".
         OptionError: The archive of --stage-env does not exist.
     """
     try:
@@ -106,7 +108,7 @@ def check_command(spec: JobSpec) -> None:
 
 
 def warn_of_resolver(command: Sequence[str]) -> None:
-    """Log a warning if the script uses TensorFlow's SlurmClusterResolver, which gives tasks other addresses."""
+    """Log a warning if a script uses TensorFlow's SlurmClusterResolver, which computes another cluster."""
     for path in (Path(word) for word in command if word.endswith(".py")):
         with contextlib.suppress(OSError):
             if _TENSORFLOWS_RESOLVER.search(path.read_text(encoding="utf-8", errors="replace")):
@@ -131,7 +133,7 @@ def _find_script(command: Sequence[str]) -> str | None:
     """Return the script that Python or a shell runs.
 
     Returns:
-        The script, "" if the program is read from standard input, or None for any other command.
+        The script, "" if the program is read from standard input, or None for any other command, such as `python -m`.
     """
     name = os.path.basename(command[0])
     interpreter = next((each for each in _INTERPRETERS if each.name.fullmatch(name)), None)

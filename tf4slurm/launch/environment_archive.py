@@ -1,4 +1,4 @@
-"""Find the directories of a script's Python and its modules, and pack them into an archive for the nodes."""
+"""Find the directories that contain a script's Python and its modules, and pack them into an archive for the nodes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tf4slurm.system.program import read_line
 from tf4slurm.system.trusted_files import private_directory
 
 CACHE_BYTES = 32 * 2**30
-"""Maximum size of all archives together, and of all copies on a node."""
+"""Maximum size of all archives together, and of all copies on a node. Those in use may exceed it."""
 UNUSED_SECONDS = 7 * 86400
 """Archives and copies that no job has used for this time are removed."""
 STAGING_SECONDS = 1800.0
 """Time limit to copy an environment to the nodes of a job."""
 IN_USE_SECONDS = STAGING_SECONDS + 600
-"""Time in seconds after which a job has opened the archive or the copy that it was promised."""
+"""Archives and copies are kept for this time after a job has found or made them: it may not have opened them yet."""
 
 _QUERY = """
 import json, sys
@@ -46,9 +46,9 @@ _ARCHIVED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
 class Relocation:
-    """Replaces directories in texts such as command lines, environment variables and scripts.
+    """Replaces paths of directories in texts such as command lines, environment variables and scripts.
 
-    A directory is replaced wherever it is a whole path or the start of one.
+    A directory is replaced where it is a whole path or the start of one. Without directories, texts are unchanged.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ class PythonEnvironment(NamedTuple):
         program: Path of the Python.
         prefix: Directory of its virtual or conda environment.
         directories: Absolute paths of the directories. None of them is below another.
-        unread: Directories below `directories` that this Python does not read.
+        unread: Directories of packages below `directories` that are not on this Python's path.
     """
 
     program: str
@@ -77,10 +77,14 @@ class PythonEnvironment(NamedTuple):
 
 
 def find_environment(python: str, environ: Mapping[str, str]) -> PythonEnvironment:
-    """Return the environment of the script's Python, together with that of tf4slurm's own Python.
+    """Return the script's Python and the directories of its modules, with those of the Python that runs tf4slurm.
+
+    Args:
+        python: Name or path of the script's Python.
+        environ: The environment variables with which this Python is found and run.
 
     Raises:
-        LaunchError: The Python is not on PATH, or does not answer.
+        LaunchError: The Python is not on PATH, or does not print its directories within 120 s.
     """
     program = shutil.which(python, path=environ.get("PATH"))
     if program is None:
@@ -116,7 +120,10 @@ class File(NamedTuple):
 
 
 def list_files(environment: PythonEnvironment) -> list[File]:
-    """Return all files, links and directories for the archive. Each directory comes before its files."""
+    """Return all files, links and directories for the archive. Each directory comes before its files.
+
+    The content of directories that this user cannot read is left out.
+    """
 
     def list_directory(directory: File) -> list[File]:
         with contextlib.suppress(PermissionError), os.scandir(directory.path) as entries:
@@ -139,9 +146,9 @@ def list_files(environment: PythonEnvironment) -> list[File]:
 
 
 def fingerprint(files: Iterable[File], *texts: str) -> str:
-    """Return 16 hexadecimal digits that depend on the path, mode, size and time of each file, and on the texts.
+    """Return 16 hexadecimal digits that change with the path, mode, size or modification time of a file, or a text.
 
-    Bytecode does not count, because Python writes it while it runs.
+    Files in __pycache__ do not count, because Python writes them while it runs.
     """
     result = hashlib.sha256(repr(texts).encode())
     for file in files:
@@ -152,10 +159,11 @@ def fingerprint(files: Iterable[File], *texts: str) -> str:
 
 
 def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: threading.Event) -> IO[bytes]:
-    """Open the tar archive of files. Write the archive first, unless this user has written it before.
+    """Open the tar archive of `files` at `path`. Write the archive first, unless this user has written it before.
 
-    `relocate` changes links, pyvenv.cfg and the scripts in bin. Writing also removes other archives in the directory:
-    those that no job has used for a week, and the least recently used ones beyond `CACHE_BYTES`.
+    `relocate` changes paths in links, in pyvenv.cfg and in the scripts in bin. Before the archive is written, other
+    archives in the directory are removed: those that no job has used for a week, and the least recently used ones
+    beyond `CACHE_BYTES`. When `stopped` is set, the writing ends.
 
     Raises:
         UntrustedFileError: The archive's directory belongs to another user.
@@ -183,7 +191,7 @@ def _is_own(archive: Path) -> bool:
 
 
 def _remove_unused(directory: Path, num_bytes: int) -> None:
-    """Remove drafts of dead jobs, old archives, and archives that leave no space for `num_bytes` in the cache."""
+    """Remove drafts of jobs that have ended, old archives, and archives that leave no space for `num_bytes`."""
     found = []
     for path in (*directory.glob("env-*.tar"), *directory.glob(f".env-*{DRAFT_SUFFIX}")):
         with contextlib.suppress(OSError):
@@ -212,7 +220,7 @@ def _write_archive(archive: Path, files: list[File], relocate: Relocation, stopp
 
 
 def _member(file: File, relocate: Relocation) -> tuple[tarfile.TarInfo, IO[bytes] | None]:
-    """Return a file's entry in the archive, and its content."""
+    """Return a file's entry in the archive, and its content, which the caller closes. Only files have a content."""
     mode = file.facts.st_mode
     member = tarfile.TarInfo(file.name)
     member.mode, member.mtime = stat.S_IMODE(mode) | stat.S_IWUSR, int(file.facts.st_mtime)

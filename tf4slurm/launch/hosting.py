@@ -29,18 +29,21 @@ _CLOSE_SECONDS = 2.0
 def make_service(
     spec: JobSpec, counts: Mapping[str, int], on_event: Callable[..., None] = lambda *_, **__: None
 ) -> ControlService:
-    """Return the control service of a job with `counts` tasks of each role."""
+    """Return the control service of a job with `counts` tasks of each role, and new credentials. It does not run yet.
+
+    `on_event` receives the events of the job (see `JobState`).
+    """
     tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
     clock = JobClock(max_gap_seconds(spec))
     return ControlService(JobState(tasks, spec, clock.now(), on_event), create_credentials(), clock)
 
 
 async def start_service(service: ControlService, node: str | None = None, *, is_local: bool = False) -> ControlEndpoint:
-    """Start the service. Return its addresses and the credentials.
+    """Start the service. Return its addresses and the credentials that tasks need.
 
     Args:
-        node: Slurm's name of this node. If the job names an interface, only this node's address on the interface is
-            returned; without an interface, or if `node` is None, all addresses of this host are.
+        node: Slurm's name of this node. If it is given and the job names an interface that this node has, only the
+            address on this interface is returned. Otherwise all addresses of this host are returned.
         is_local: Listen only on the loopback interface.
 
     Raises:
@@ -61,9 +64,10 @@ def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
 
 
 async def wait_for_late_tasks(service: ControlService) -> None:
-    """Serve tasks that register after a job has ended without a cluster. Otherwise they would search for the service.
+    """Wait until the tasks that had not registered when the job ended have registered and terminated.
 
-    This takes at most the start timeout. If the start timeout has ended the job, the function returns at once.
+    Otherwise they would search for the service until their start timeout expires. This function waits at most for the
+    start timeout. If the start timeout has ended the job, or all tasks had registered, it returns at once.
     """
     state = service.state
     is_late = [record for record in state.tasks.members if not record.has_registered]
@@ -75,14 +79,14 @@ async def wait_for_late_tasks(service: ControlService) -> None:
 
 
 def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> None:
-    """Write control.json, in which tasks that srun started find the addresses of the service."""
+    """Write control.json, in which tasks of plain srun and joined workers find the service and its credentials."""
     run_directory.write_control(endpoint.to_json())
 
 
 async def close_service(service: ControlService, run_directory: RunDirectory, files: Executor) -> None:
-    """Close the service, and remove control.json.
+    """Close the service, and remove control.json. Wait at most 2 s for each.
 
-    The executor `files` removes the file, after any unfinished write of the file.
+    The file is removed in the executor `files`, which also writes it. So the removal follows an unfinished write.
     """
     await service.close()
     await asyncio.wait({asyncio.wrap_future(files.submit(_remove, run_directory.control))}, timeout=_CLOSE_SECONDS)

@@ -61,7 +61,7 @@ _END_JOBS_SECONDS = 15.0  # for Slurm's programs too
 
 
 class Launcher:
-    """Runs one job to its end, in its own process or in the process of rank 0's agent."""
+    """Runs one job to its end, in a process of its own or in the process of rank 0's agent."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Launcher:
     ) -> None:
         """Create the launcher.
 
-        `node` is Slurm's name of this node if the launcher is in the process of a task's agent. `arguments`, the
-        command line of this process, is for job.json.
+        `node` is Slurm's name of this node if the launcher is in the process of a task's agent. `arguments` is the
+        command line of this process, which job.json records.
         """
         self._spec = spec
         self._spawner = spawner
@@ -98,7 +98,11 @@ class Launcher:
 
     @property
     def leaves_step_running(self) -> bool:
-        """Whether srun may not end: an agent has not reported its end, or Slurm may not notice the end of a task."""
+        """Whether the step may not end by itself after the job.
+
+        This is so if a connected agent has not reported that it has terminated, or if Slurm may not notice the end of a
+        task.
+        """
         return any(
             record.is_hidden_from_slurm
             or (record.has_registered and record.is_connected and record.observed.state != "terminated")
@@ -129,7 +133,7 @@ class Launcher:
         return await self._conclude()
 
     def _start_threads(self) -> None:
-        """Start daemon threads that load the report's modules and write slurm.json.
+        """Start daemon threads that import the report's modules and, on Slurm, write slurm.json.
 
         The launcher does not wait for these threads, because slurmctld or the file system may be slow.
         """
@@ -153,7 +157,7 @@ class Launcher:
             inviting.cancel()
 
     async def _start_tasks(self, endpoint: ControlEndpoint, ending: asyncio.Task[None]) -> None:
-        """Start the agents, or write control.json for those that exist."""
+        """Start the agents. If srun has started them, write control.json, in which they find the service."""
         if self._spawner.is_external:
             await self._writer.call(write_control, endpoint, self._run_directory)
         elif self._state.outcome is None:
@@ -252,7 +256,10 @@ class Launcher:
             logger.info("job.json has no versions: %s", error)
 
     async def _admit_workers(self, endpoint: ControlEndpoint) -> None:
-        """Write control.json when workers want to join this job. The job's own tasks do not need it."""
+        """Write control.json when workers want to join this job. The job's own tasks do not need this file.
+
+        Return without it if no worker can join.
+        """
         if self._spawner.is_external or not can_grow(self._spec.counts):
             return
         has_failed = False
@@ -267,7 +274,7 @@ class Launcher:
             await asyncio.sleep(_ADMIT_POLL_SECONDS)
 
     async def _end_worker_jobs(self) -> None:
-        """Cancel the Slurm jobs that add workers to this job, in all its runs."""
+        """Cancel the Slurm jobs that add workers to this job, also those from before a requeue. Wait at most 15 s."""
         if self._job_id is None or not can_grow(self._spec.counts):
             return
         path = self._run_directory.path
@@ -284,7 +291,7 @@ class Launcher:
             logger.info("slurm.json is not written: %s", error)
 
     async def _conclude(self) -> Result:
-        """Write the result and the report, then end the workers that have joined."""
+        """Requeue the job if necessary, write the result and the report, then end the Slurm jobs of joined workers."""
         assert self._state.phase is Phase.ENDED
         for text in self._state.watches.check_at_end(self._state.tasks.members).warnings:
             self._on_event("warning", None, text)
@@ -309,9 +316,10 @@ class Launcher:
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
-        """Requeue the job if `Requeue.find_reason` allows it. Return the job's result.
+        """Requeue the job if `Requeue.find_reason` returns a reason. Return the job's result.
 
-        If Slurm accepts the request, Slurm ends this process.
+        A job whose last two runs had no new step is not requeued at its time limit, and its result is a failure. If
+        Slurm accepts the request, Slurm ends this process.
         """
         reason = await self._writer.call(requeue.find_reason, file.exit_code, self._run_directory)
         if reason is None:

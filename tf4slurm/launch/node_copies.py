@@ -2,14 +2,14 @@
 
 A node's directory of copies, which only its user can enter, contains:
 
-    env-<fingerprint>/            a copy; its mtime is the last time that a job was promised the copy
+    env-<fingerprint>/            a copy; its mtime is the last time that a job found or made it
     env-<fingerprint>/.complete   the size of the copy in kilobytes, once it can be used
     env-<fingerprint>.….tar       an archive that sbcast has brought, until it is unpacked
     .removed-…                    copies that are being removed
 
-A copy is locked by a flock on its directory. A script that promises the copy to a job, and each agent that runs from
-the copy, hold a shared lock. The copy is unpacked or moved away under an exclusive lock. Locks end with their
-processes, so dead jobs hold none.
+A copy is locked by a flock on its directory. A shell script that finds the copy for a job, and each agent that runs
+from the copy, hold a shared lock. The copy is unpacked or moved away under an exclusive lock. Locks end with their
+processes, so jobs that have ended hold none.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ done
 answer "free: $(free)"
 """
 )
-"""Answers "complete", or the free kilobytes after unused copies were removed.
+"""Answers "complete" if the node has the copy. Otherwise removes unused copies and answers "free: " and the free
+kilobytes, or "error: " and the reason.
 
 Arguments: directory of all copies, name of this copy, kilobytes that the copy needs with its archive, maximum kilobytes
-of all copies, minutes for which a copy is kept after a job was promised it, minutes after which it is removed anyway.
+of all copies, minutes for which a copy is kept after a job has found it, minutes after which an unused copy is removed
+even if there is space.
 """
 
 UNPACK = (
@@ -120,6 +122,9 @@ exit 1
 
 
 def parse_answers(output: str) -> dict[str, str]:
-    """Return the answer of each node. Other lines, such as those of a site's TaskProlog, are ignored."""
+    """Return the answer of each node, by the node's name, from the output of `FIND` or `UNPACK` on all nodes.
+
+    Other lines, such as those of a site's TaskProlog, are ignored.
+    """
     answers = (line.partition(_MARK)[2].split(maxsplit=1) for line in output.split("\n"))
     return {words[0]: words[1].strip() for words in answers if len(words) == 2}

@@ -1,4 +1,4 @@
-"""Writes to a run directory whose file system may not answer for minutes."""
+"""Write to a run directory whose file system may not answer for minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PatientWriter:
 
     Attributes:
         thread: The executor of this thread.
-        is_impatient: Set to end the waits for a file system that does not answer.
+        is_impatient: Event that the caller sets, so that no wait for the file system lasts longer than 5 s.
     """
 
     def __init__(self, run_directory: RunDirectory) -> None:
@@ -32,10 +32,12 @@ class PatientWriter:
         self._path = str(run_directory.path)
 
     async def call(self, write: Callable[..., _T], *arguments: object) -> _T:
-        """Call `write(*arguments)` and return its result. Wait at most 305 s.
+        """Call `write(*arguments)` in the thread and return its result. Wait at most 305 s, with a warning after 5 s.
+
+        Exceptions of `write` are passed on.
 
         Raises:
-            RunDirectoryError: The call was not done in time, or has failed.
+            RunDirectoryError: The call was not done in time, which is 5 s once `is_impatient` is set.
         """
         writing = asyncio.wrap_future(self.thread.submit(write, *arguments))
         hurry: asyncio.Future[Any] = asyncio.create_task(self.is_impatient.wait())

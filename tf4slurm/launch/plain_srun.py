@@ -1,4 +1,4 @@
-"""A job whose tasks plain srun has started: rank 0's process also runs the launcher or the control service.
+"""Run the tasks of a job that plain srun has started. Rank 0's process also runs the launcher or the control service.
 
 `run_task` runs `srun tf4slurm task`: each task has an agent, and rank 0's process also runs the launcher. `main` runs
 the sidecar of a script under plain srun (see `server_dictionary.py`): an agent, and on rank 0 also the control service.
@@ -63,7 +63,7 @@ _FAILURE_SECONDS = 10.0  # for a task to report that its host lacks the interfac
 
 
 def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, owns_child: bool) -> Rendezvous:
-    """Return a task's rendezvous. If the host lacks the interface, the task registers only to report this error."""
+    """Return a task's rendezvous. If the host lacks the job's interface, the task registers only to report this."""
     failure = None
     try:
         if spec.interface:
@@ -83,10 +83,15 @@ def _make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *,
 def run_task(
     spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], writer: LineWriter, terminal: TerminalOutput
 ) -> int:
-    """Run one task of the step. Return the exit code of the task, or on rank 0 the exit code of the job.
+    """Run one task of the step. Return the exit code for this process.
+
+    It is the exit code of the job on rank 0, and usually 0 on other ranks (see the module). A task that does not take
+    part in the job, or has lost the launcher, returns the exit code of its agent.
 
     Raises:
-        CommandError: As `check_program_source` and `check_command`.
+        CommandError: See `check_program_source` and `check_command`.
+        OptionError: See `check_command`.
+        RunDirectoryError: Rank 0 cannot create the run directory.
     """
     check_program_source(spec.command)
     check_command(spec)
@@ -118,7 +123,7 @@ def run_task(
 
 
 def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: SlurmStep) -> None:
-    """Write the job's result, which rank 0 could not write, and make sure that the step ends."""
+    """Write the job's result, which the lost rank 0 could not write, and make sure that the step ends."""
     has_written: list[bool] = []
     thread = threading.Thread(target=lambda: has_written.append(_write_result(client, directory)), daemon=True)
     thread.start()
@@ -128,10 +133,10 @@ def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: Sl
 
 
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
-    """Let exactly one task write the job's result: the one task that removes control.json.
+    """Write the job's result if this task can remove control.json. Return whether it has removed this file.
 
-    Every task tries to remove the file. The task that succeeds writes the result, unless rank 0 has written one before;
-    the other tasks wait for the result. Return whether this task removed the file.
+    Every task but rank 0 tries to remove the file, so exactly one succeeds. It writes the result, unless rank 0 has
+    written one before. The others wait at most 2 s for the result.
     """
     if not _claim(directory):
         deadline = time.monotonic() + _RESULT_SECONDS
@@ -157,9 +162,10 @@ def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
 
 
 def _has_ended(address: Address | None) -> bool:
-    """Return whether the process that listened at `address` has ended, so that its host refuses connections.
+    """Return whether the process that listened at `address` has ended: its host refuses connections there.
 
-    A process stopped by SIGSTOP has not ended: its host still accepts connections.
+    A process stopped by SIGSTOP has not ended: its host still accepts connections. If the host does not answer or
+    `address` is None, the result is False.
     """
     if address is None:
         return False
@@ -181,7 +187,10 @@ def _cancel(step: SlurmStep) -> None:
 
 
 def main() -> NoReturn:
-    """Run the sidecar of the script that started this process. The first line of its input is the request, as JSON."""
+    """Run the sidecar of the script that started this process.
+
+    The script writes one line of JSON to standard input: the run directory, the roles and the options of the job.
+    """
     for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
 
@@ -228,7 +237,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
 
 
 async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirectory, step: SlurmStep) -> None:
-    """Run the control service until every task has ended or is lost, then make sure that the step ends."""
+    """Run the control service until the job has ended, and make sure that the step ends."""
     is_decided = asyncio.Event()
 
     def on_event(kind: str, *_: object, **__: object) -> None:
@@ -259,9 +268,9 @@ async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirector
 async def _end_without_service(
     script: CallingScript, client: ControlClient, directory: RunDirectory, step: SlurmStep
 ) -> None:
-    """Stop this script after the loss of rank 0's sidecar, and let one task cancel the step.
+    """Request that this script saves, after the loss of rank 0's sidecar, and let one task cancel the step.
 
-    Without the control service nobody can tell the ps when training is over.
+    Without the control service, the ps cannot notice that training is over.
     """
     assert client.cluster is not None
     rank_0 = client.cluster.member(0)

@@ -1,4 +1,7 @@
-"""Requeue a batch job that was stopped before it was done: find obstacles, decide, and send the request to Slurm."""
+"""Requeue a batch job that was stopped before it was done: find obstacles, decide, and send the request to Slurm.
+
+Each start of the job, the first or one after a requeue, is a run with a run directory of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal
 
 @dataclasses.dataclass(frozen=True)
 class Requeue:
-    """Requeues a job when it is preempted, and up to `limit` times when its time limit is near.
+    """Decides whether a stopped job is requeued, and requeues it.
+
+    It is requeued whenever it is preempted, and up to `limit` times near its time limit.
 
     Attributes:
         array_element: The id of this job in a job array. Requests to Slurm use this id, because with the id of the
@@ -40,7 +45,10 @@ class Requeue:
         return self.array_element or self.job_id
 
     def find_obstacle(self) -> str | None:
-        """Return the reason why Slurm will not requeue the job, as a sentence. Call this when the job starts."""
+        """Return the reason why Slurm may not requeue the job, as a sentence. Return None if there is none.
+
+        Call this when the job starts.
+        """
         try:
             job = query_job(self._slurm_id)
         except LaunchError as error:
@@ -55,7 +63,15 @@ class Requeue:
         return None
 
     def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
-        """Return why a stopped job is requeued, "preemption" or "time limit". Return None if it is not requeued."""
+        """Return why a stopped job is requeued, "preemption" or "time limit". Return None if it is not requeued.
+
+        It is not requeued after Ctrl-C or SIGHUP, if it does not run in Slurm any more, if Slurm cannot be queried, or
+        at its time limit after `limit` requeues.
+
+        Args:
+            exit_code: The exit code of the job: 128 + the number of the stop signal.
+            run_directory: The run directory of this run. Earlier runs have theirs beside it.
+        """
         if exit_code in {128 + number for number in _USER_SIGNALS}:
             if exit_code == 128 + signal.SIGHUP:
                 logger.warning("the job is not requeued after SIGHUP: let --signal send USR1 or TERM")
@@ -77,9 +93,10 @@ class Requeue:
         return "time limit"
 
     def requeue(self, excluded_nodes: Sequence[str] = ()) -> bool:
-        """Requeue the job, on other nodes than `excluded_nodes`. Return whether Slurm accepts the request.
+        """Requeue the job. Return whether Slurm accepts the request.
 
-        If Slurm accepts it, Slurm ends the job's processes, including this one.
+        If Slurm accepts it, Slurm ends the job's processes, including this one. If possible, the job then runs on other
+        nodes than `excluded_nodes`.
         """
         try:
             requeue_job(self._slurm_id)
@@ -94,7 +111,10 @@ class Requeue:
         return True
 
     def progress_of_runs(self, run_directory: RunDirectory, furthest_step: int | None) -> JobProgress:
-        """Return the progress of the runs that were requeued at their time limit, and of this one."""
+        """Return the progress of the runs that were requeued at their time limit, and of this run.
+
+        `furthest_step` is the highest step of this run, or None.
+        """
         progress = JobProgress()
         for step in (*(run.furthest_step for run in self._requeued_runs(run_directory)), furthest_step):
             progress.note_step(step)
@@ -102,7 +122,7 @@ class Requeue:
         return progress
 
     def end(self) -> None:
-        """Make sure that Slurm does not requeue the job when it ends now.
+        """Make sure that Slurm does not requeue a job that was requeued before, when it ends now.
 
         In Slurm 24.11 a job that has requeued itself at a preemption counts as preempted for ever. Slurm would requeue
         the job once more at its end.
@@ -126,7 +146,7 @@ class Requeue:
 
 
 def mark_requeued(result: ResultFile, reason: str) -> ResultFile:
-    """Return the result of a job that is requeued."""
+    """Return the result with the state, exit code and reason of a run after which the job is requeued."""
     text = f"{result.reason} It is requeued ({reason})."
     return dataclasses.replace(result, state=REQUEUED, exit_code=EXIT_REQUEUED, reason=text, requeued=reason)
 

@@ -1,4 +1,7 @@
-"""Spawners start the agents of a job: `LocalSpawner` as forks of the launcher, `SrunSpawner` as one step of Slurm."""
+"""Spawners start the agents of a job: `LocalSpawner` as forks of the launcher, `SrunSpawner` as one step of Slurm.
+
+`ExternalSpawner` stands for agents that exist already.
+"""
 
 from __future__ import annotations
 
@@ -48,23 +51,26 @@ _SIGNAL_SECONDS = 1.0  # after each signal; only SIGKILL ends an srun that waits
 
 
 class SpawnerListener(Protocol):
-    """Receives the reports of a spawner."""
+    """Is called by a spawner. `Launcher` has these methods."""
 
     def on_staging(self, text: str | None) -> None:
         """Handle the start (`text` describes it) or the end (`text` is None) of copying the environment to nodes."""
 
     def on_output(self, line: str) -> None:
-        """Handle a line that an agent has printed."""
+        """Handle a line that an agent or srun has printed."""
 
     def on_agent_exit(self, rank: int, returncode: int) -> None:
-        """Handle the exit of one task's agent."""
+        """Handle the exit of one task's agent. Only `LocalSpawner` calls this."""
 
     def on_all_exit(self, returncode: int, message: str) -> None:
-        """Handle the exit of srun and of all agents. `message` contains srun's last error lines."""
+        """Handle the exit of srun and of all agents. `message` contains srun's last error lines.
+
+        Only `SrunSpawner` calls this.
+        """
 
 
 class Spawner(Protocol):
-    """Starts one agent per task. After `close` no agent runs."""
+    """Starts one agent per task. After `close`, none of the agents that it has started runs."""
 
     is_local: bool
     is_external: bool  # the agents exist: srun has started them, one in this process
@@ -80,8 +86,8 @@ class Spawner(Protocol):
 class LocalSpawner:
     """Starts the agents on this host as forks of the launcher, so that four agents start in 20 ms, not in 500 ms.
 
-    The launcher forks before it starts threads, because a fork does not copy threads. Each agent reads its environment
-    from a pipe when the launcher sends it, and exits if the pipe is closed.
+    The launcher forks before it starts threads, because a fork does not copy threads. Each agent waits until the
+    launcher sends its environment variables through a pipe, and exits if the pipe is closed.
 
     Agents are in separate process groups, so that Ctrl-C reaches only the launcher. Separate sessions would slow
     training, because Linux may divide processor time by session (autogroup).
@@ -135,7 +141,7 @@ class _ForkedAgent:
 def _run_forked_agent(
     command: Sequence[str], receiver: _Connection, sender: _Connection, output: int, launcher_id: int
 ) -> None:
-    """Run the agent in the fork, once the launcher has sent the environment."""
+    """Run the agent in the fork, once the launcher has sent its environment variables."""
     os.setpgid(0, 0)
     if sys.platform == "linux":  # if the launcher is killed after Ctrl-Z, which has stopped this agent too
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -178,7 +184,11 @@ class ExternalSpawner:
 
 
 class SrunSpawner:
-    """Starts one agent per task of a step. While agents run, srun gets no signal, because srun would kill them all."""
+    """Starts the agents with one srun, as the tasks of a step.
+
+    Before `close` srun gets no signal, because it would kill all agents. `close` terminates an srun that has not exited
+    after the grace period.
+    """
 
     is_local = False
     is_external = False
@@ -261,7 +271,7 @@ class SrunSpawner:
 
 
 def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """Terminate srun if it starts only after the end of the job, because a file system had stalled."""
+    """Terminate an srun that has started only after the end of the job, because a file system had stalled."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().terminate()
 

@@ -1,8 +1,8 @@
-"""Copy the script's environment to each node's local disk, so that agents start from the copy.
+"""Copy the script's Python environment to each node's local disk, so that agents start from the copy.
 
-One copy serves all jobs that use the environment. Without a copy, hundreds of tasks that import TensorFlow from a
-shared file system wait for its metadata, for minutes. sbcast sends one archive, and each node unpacks it. The nodes run
-shell scripts for this, because they would read Python itself from the shared file system.
+One copy on a node serves all jobs that use the environment. Without a copy, hundreds of tasks that import TensorFlow
+from a shared file system wait for its metadata, for minutes. sbcast sends one archive, and each node unpacks it. The
+nodes run shell scripts for this, because they would read Python itself from the shared file system.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ places to write to."""
 
 
 class StagedEnvironment(NamedTuple):
-    """The copy of an environment on the nodes.
+    """The copy of a Python environment on the nodes. It has the same path on each.
 
     Attributes:
         directory: The directory of the copy.
@@ -61,10 +61,12 @@ class StagedEnvironment(NamedTuple):
     relocate: Relocation
 
     def command(self, agent: Sequence[str], script: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that runs an agent from the copy.
+        """Return the command that runs an agent and its child from the copy, and locks the copy meanwhile.
 
-        The script's program is run from the copy if the copy has it. The script's arguments are not changed, because
-        they may name places to write to.
+        Args:
+            agent: The command of the agent, without the child's.
+            script: The child's command. Its program is run from the copy if the copy has it. Its arguments are not
+                changed, because they may name places to write to.
         """
         program, *arguments = script
         if os.sep in program:  # else it is found on PATH
@@ -73,7 +75,10 @@ class StagedEnvironment(NamedTuple):
         return ("sh", "-c", LOCK_AND_RUN, self.directory, *map(self.relocate, agent), program, *arguments)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables with the search paths of the copy. Its programs come first on PATH."""
+        """Return the environment variables, with the copy's paths in those of `_SEARCH_PATHS`.
+
+        The directory of the copy's Python comes first on PATH.
+        """
         result = {name: self.relocate(value) if name in _SEARCH_PATHS else value for name, value in environ.items()}
         result["PATH"] = f"{os.path.dirname(self.program)}:{result.get('PATH', os.defpath)}"
         return result
@@ -84,9 +89,9 @@ class _Source(NamedTuple):
 
     Attributes:
         environment: The copy that each node will have.
-        archive: Path of the archive. `_open_archive` writes it unless it exists.
+        archive: Path of the archive. `_open_archive` writes it unless it exists or the user has given it.
         part: Directory below the copy for the archive's files.
-        num_bytes: Size of the unpacked environment.
+        num_bytes: Size of `files`, or of the archive that the user has given.
         files: The files in the archive. Empty if the user has given the archive.
     """
 
@@ -100,11 +105,13 @@ class _Source(NamedTuple):
 async def stage_environment(
     spec: JobSpec, allocation: SlurmAllocation, environ: Mapping[str, str], on_copy: Callable[[str], None]
 ) -> StagedEnvironment | None:
-    """Copy the environment of a job to all nodes of its allocation, unless they have it.
+    """Copy the Python environment of a job to all nodes of its allocation, unless they all have it.
+
+    This takes at most 30 min.
 
     Args:
-        environ: The environment variables for srun and sbcast.
-        on_copy: Called with a sentence when the copying begins.
+        environ: The environment variables for srun and sbcast, and to find the script's Python.
+        on_copy: Called with a description when the copying begins. Not called if all nodes have the copy.
 
     Returns:
         The copy. None, after a warning with the reason, if the environment cannot be copied.
@@ -161,7 +168,11 @@ async def _stage(
 
 
 def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
-    """Check that a node has the copy ("complete") or enough free space for it ("free: " and kilobytes)."""
+    """Check that a node has the copy or `needed` free kilobytes for it. `answer` is the node's answer to `FIND`.
+
+    Raises:
+        LaunchError: It has neither, or an error has occurred.
+    """
     free = re.fullmatch(r"free: (\d+)", answer)
     if free is None and answer != COMPLETE:
         raise LaunchError(f"node {node}: {answer}", command=())
@@ -177,8 +188,9 @@ def _find_source(spec: JobSpec, environ: Mapping[str, str]) -> _Source:
     """Return the source of the copies.
 
     Raises:
-        LaunchError: The environment is unknown or part of the system, or the job writes to a directory in it.
-        OSError: The archive does not exist.
+        LaunchError: The script's Python is not found, its environment is part of the system, or the job writes to a
+            directory in the environment.
+        OSError: The archive that the user has given does not exist.
     """
     assert spec.stage_env is not None
     python = find_environment(spec.script_python or "python3", environ)
@@ -204,7 +216,7 @@ def _find_source(spec: JobSpec, environ: Mapping[str, str]) -> _Source:
 
 
 def _check_nothing_is_written_below(environment: str, spec: JobSpec) -> None:
-    """Check that the working directory and the run directories are not in an environment."""
+    """Raise LaunchError if the working directory or the parent of the run directories is in `environment`."""
     for what, path in (("working directory", Path.cwd()), ("directory of run directories", spec.runs_directory)):
         if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(environment)):
             raise LaunchError(

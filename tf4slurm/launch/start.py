@@ -33,10 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> SlurmAllocation | None:
-    """Return the allocation in which the job runs. Return None with `local` or outside of an allocation.
+    """Return the Slurm allocation in which the job runs. Return None with `local` or outside of an allocation.
 
     Raises:
-        SlurmEnvironmentError: This process is one of several tasks, or a heterogeneous job lacks a number of tasks.
+        SlurmEnvironmentError: A variable of Slurm is invalid, this process is one of several tasks of a step, or a
+            component of a heterogeneous job has no number of tasks.
         LaunchError: This process is in a step, and Slurm does not answer how many tasks the job has.
     """
     allocation = None if local else SlurmAllocation.from_environ(environ)
@@ -69,13 +70,13 @@ def run_job(
     arguments: Sequence[str] = (),
     answer: str | None = None,
 ) -> Result:
-    """Run a job to its end, on this host or in the allocation. Return its result.
+    """Run a job to its end, in `allocation` or, if that is None, on this host. Return its result.
 
     Args:
         start_terminal_output: Called with the number of tasks, immediately before the job starts.
         isolated: Run local processes in a network namespace of their own.
-        arguments: The command line, which `tf4slurm resume` repeats.
-        answer: File to write the path of the run directory to.
+        arguments: The command line of this process, which `tf4slurm resume` repeats.
+        answer: Path of a file to which the path of the run directory is written.
 
     Raises:
         Tf4SlurmError: An option is invalid, or the job cannot start.
@@ -138,7 +139,9 @@ def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAl
 
 
 def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
-    """Check that `ports` has a port for each task of a host, and one for the control service if necessary.
+    """Check that `ports` has a port for each task of a host and for the control service. Empty `ports` are valid.
+
+    The control service needs none of them if `control_port` is another port.
 
     Raises:
         PlacementError: There are too few ports.

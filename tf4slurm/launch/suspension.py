@@ -1,8 +1,8 @@
 """Handle Ctrl-Z in the terminal of a launcher.
 
-Only the launcher's process group receives the signal. The launcher stops the processes of its local tasks before
-itself, and continues them afterwards, so that the job only loses time. Without this, agents would count the stopped
-launcher as lost. Tasks of Slurm cannot be stopped from here.
+Only the launcher's process group receives the signal. The launcher stops (SIGSTOP) the processes of its local tasks
+before itself, and continues them afterwards, so that the job only loses time. Without this, agents would count the
+stopped launcher as lost. Tasks of Slurm cannot be stopped from here: the launcher only logs a warning.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def handle_suspension(launcher_loss_seconds: float, *, is_local: bool, others: O
     """Handle Ctrl-Z (SIGTSTP) in the running event loop, unless SIGTSTP is ignored or has a handler.
 
     Args:
-        launcher_loss_seconds: Seconds after which agents count the launcher as lost.
+        launcher_loss_seconds: Seconds after which agents count the launcher as lost, for the warning.
         is_local: Whether the tasks are processes of this host, so that they are stopped too.
-        others: Children of this process that are not the job's.
+        others: Processes below this one that are not the job's, and are not stopped.
     """
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
         loop = asyncio.get_running_loop()
