@@ -1,6 +1,6 @@
 """Train with TensorFlow: strategies, training loops, checkpoints, Keras models and sessions.
 
-No other package imports TensorFlow. This one imports it when a public name is first used.
+No other package imports TensorFlow. This one imports it when a public name that needs it is first used.
 """
 
 import importlib

@@ -35,7 +35,7 @@ _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancel
 
 
 def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
-    """Return False for TensorFlow's warning that it traces its own function again for each save on a ps."""
+    """Return False, which hides the record, for TensorFlow's warning that each save on a ps traces a function again."""
     return "tf_function_save" not in record.getMessage()
 
 
@@ -47,7 +47,7 @@ class _PositionState(tf.train.experimental.PythonState):  # type: ignore[misc]
         self._position = ""
 
     def fetch(self) -> None:
-        """Read the position, which must happen before the variables are saved.
+        """Ask the launcher for the position of the shards. Call this before the variables are saved.
 
         The saved variables then contain the training of each shard that is done at this position.
         """
@@ -67,8 +67,9 @@ class Checkpoints:
 
     `run_steps` saves when `every_steps` or `every_minutes` requires it, on a stop request, and at the end.
 
-    Only the chief creates an instance. Each ps writes its own variables, so the directory must have the same path on
-    the chief and on every ps. Variables that are split over several ps can be restored on a different number of ps.
+    In a job with ps, only the chief creates an instance. Each ps writes its own variables, so the directory must have
+    the same path on the chief and on every ps. Variables that are split over several ps can be restored on a different
+    number of ps. With MultiWorkerMirroredStrategy, every worker creates an instance, and `fit` saves in the first one.
 
     Killing the chief or a ps never destroys a finished checkpoint: its files are never overwritten, the file
     `checkpoint` lists only complete checkpoints, and older ones are deleted only after a save. The next instance for
@@ -94,18 +95,20 @@ class Checkpoints:
 
         Args:
             directory: Directory of the checkpoints. It should hold no other files.
-            step: The step counter, an integer tf.Variable that `run_steps` increments. It must not be
+            step: The step counter, a scalar integer tf.Variable that `run_steps` increments. It must not be
                 `optimizer.iterations`, which the optimizer increments.
             every_steps: Save when the counter reaches a multiple of this number (default: off). When steps of a lost
                 worker run again, the counter may skip a multiple.
-            every_minutes: Save this many minutes after the last save (default: off).
+            every_minutes: Save this many minutes after the last save, or after this call (default: off).
             keep: Number of newest checkpoints to keep (default 3).
             trackables: The variables, models and optimizers to save, by name. A result of `data_shards` saves its
                 position: shards that are not done at the save are repeated after a restore.
 
         Raises:
-            CheckpointError: There are checkpoints, but none can be read, or one has other variables.
+            CheckpointError: There are checkpoints, but none can be read. Or the newest readable one has other
+                variables, or the position of other data.
             TypeError, ValueError: An argument is invalid. Nothing was done.
+            tf.errors.OpError: A ps is lost (raised by TensorFlow).
         """
         keep = check_integer("keep", keep, at_least=1)
         every_steps = None if every_steps is None else check_integer("every_steps", every_steps, at_least=1)
@@ -139,6 +142,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The directory cannot be written, or the chief and the ps do not share it.
+            DataShardsError, RendezvousConnectionError: As for `DataShards.position`.
+            tf.errors.OpError: A ps is lost (raised by TensorFlow).
         """
         step = int(self.step.numpy())
         if self.latest is None or step != self._saved_step:  # saving a step twice would first delete its files
@@ -156,7 +161,7 @@ class Checkpoints:
         return self.latest
 
     def is_due(self) -> bool:
-        """Return whether `every_minutes` have passed since the last save."""
+        """Return whether `every_minutes` have passed since the last save. Without `every_minutes`, return False."""
         return self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
 
     def next_due(self, step: int) -> int | None:
@@ -194,11 +199,11 @@ def evaluate_checkpoints(
     *,
     look_seconds: float = 1.0,
 ) -> None:
-    """Evaluate checkpoints in an evaluator until training is over, then exit.
+    """Evaluate checkpoints in an evaluator until training is over, then exit the process.
 
     In other tasks, return at once. An evaluator always takes the newest checkpoint, so a slow evaluator skips some, but
-    never the last one. After the chief has ended, the job waits at most `tf4slurm run --finish-timeout` seconds for the
-    evaluator. After a stop request, it does not wait.
+    never the last one. After the other tasks are done, the job waits at most `tf4slurm run --finish-timeout` seconds
+    for the evaluator. After a stop request, the evaluator takes no more checkpoints.
 
     Args:
         directory: The directory to which tf.train.CheckpointManager or tf4slurm.tensorflow.Checkpoints writes.
@@ -237,7 +242,12 @@ def evaluate_checkpoints(
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
-    """Return `value`, of any integer type, as int. Raise TypeError or ValueError if it is invalid."""
+    """Return `value`, of any integer type, as an int. `name` is its name in errors.
+
+    Raises:
+        TypeError: `value` is not an integer.
+        ValueError: `value` is less than `at_least`.
+    """
     try:
         number = operator.index(value)
     except TypeError as error:
@@ -260,7 +270,8 @@ def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint:
 def _finished(directory: Path) -> list[str]:
     """Return the paths of the finished checkpoints, newest first.
 
-    The file `checkpoint` lists them. Without this file, they are the checkpoints that have an index.
+    The file `checkpoint` lists them. Without this file, they are the checkpoints that have an index file. If the file
+    `checkpoint` is empty, delete it.
     """
     try:
         state = tf.train.get_checkpoint_state(str(directory))

@@ -1,7 +1,7 @@
-"""`ClosureRunner`: runs closures on the workers of a coordinator, be it steps, shards or parts of an evaluation.
+"""Run units of work on the workers of a coordinator (`ClosureRunner`): steps, shards or parts of an evaluation.
 
-Each unit of work is run at least once: again if its worker is lost before its result has been fetched. It is completed
-exactly once, or the run raises an error or ends with a stop.
+Each unit is one closure. If its worker is lost before the chief has fetched the result, the closure runs again. Each
+unit is recorded as complete exactly once, unless `ClosureRunner.run` raises an error or ends at a stop request.
 """
 
 from __future__ import annotations
@@ -28,18 +28,23 @@ _NOT_PARSED = "Unable to parse request"
 _MAX_NOT_PARSED = 10  # attempts to run a closure; a request that is really invalid fails each time
 _Thread = Future[BaseException | None]
 _threads: weakref.WeakKeyDictionary[Any, list[_Thread]] = weakref.WeakKeyDictionary()
-"""The threads of each coordinator's last run, unless it has completed; each sets its future to its error, or None.
+"""By coordinator, the threads of the last `ClosureRunner.run`, until all have ended.
 
-`Thread.join` is not used: after a Ctrl-C in it, Python before 3.13 counts a running thread as ended.
+Each thread sets the result of its future to its error, or to None. `Thread.join` is not used: after a Ctrl-C in it,
+Python before 3.13 counts a running thread as ended.
 """
 
 
 class Work(Protocol):
-    """The units of work of a `ClosureRunner`, which calls these methods in several threads, one at a time."""
+    """The units of work of a `ClosureRunner`, such as the shards of one call of `run_shards`.
+
+    Several threads call these methods. No two calls of `is_over`, `take`, `stop` and `complete` overlap, and no two
+    calls of `schedule`.
+    """
 
     @property
     def is_over(self) -> bool:
-        """Whether `take` will return no more units."""
+        """Whether `take`, which has just returned None, will return no more units."""
 
     def take(self) -> Any:
         """Return the next unit, or None if there is none now."""
@@ -57,14 +62,17 @@ class Work(Protocol):
         """Raise TensorFlow's error if a ps is lost."""
 
     def describe_timeout(self) -> str:
-        """Return what did not complete in time, and what to do, with "{seconds}" for the time."""
+        """Return the text of a TrainingTimeoutError, with "{seconds}" in place of the timeout."""
 
 
 class ClosureRunner:
-    """One run of some work on the workers of a coordinator, with two closures per worker."""
+    """Runs the units of a `Work` on the workers of a coordinator, with two closures per worker. Call `run` once."""
 
     def __init__(self, coordinator: Any, work: Work, timeout_seconds: float) -> None:
-        """Run nothing yet. Call `wait_for_closures` before."""
+        """Store the arguments. Call `wait_for_closures` before.
+
+        `timeout_seconds` is the longest time without a completed unit.
+        """
         self._coordinator = coordinator
         self._work = work
         self._timeout_seconds = timeout_seconds
@@ -76,16 +84,16 @@ class ClosureRunner:
         self._is_given_up = False
 
     def run(self, poll: Callable[[], None] = lambda: None, *, ends_at_stop: bool = True) -> bool:
-        """Run all units. Return whether the run has ended because of a stop request.
+        """Run all units. Return whether the job was asked to stop meanwhile. With `ends_at_stop=False`, return False.
 
         Args:
-            poll: Called in this thread after a completed unit, and at least every 0.1 s.
-            ends_at_stop: After a stop request, start no more units, and wait at most 10 s for running ones. After an
-                error or Ctrl-C, it is always so.
+            poll: Called in this thread after a completed unit, and otherwise every 0.1 s.
+            ends_at_stop: After a stop request, start no more units, and wait at most 10 s for running ones (default).
+                With False, ignore stop requests. An error or Ctrl-C always ends this call in the same way.
 
         Raises:
-            TrainingTimeoutError: No unit was completed in time.
-            BaseException: An exception of a unit.
+            TrainingTimeoutError: No unit was completed for `timeout_seconds`.
+            BaseException: Any exception that a unit or `poll` raised.
         """
         threads: list[_Thread] = []
         _threads[self._coordinator] = threads
@@ -104,7 +112,10 @@ class ClosureRunner:
         return is_stopped
 
     def _watch(self, threads: list[_Thread], poll: Callable[[], None], ends_at_stop: bool) -> bool:
-        """Start threads and wait for them. Return whether a stop was requested."""
+        """Start threads, and wait until all have ended, one has failed, or a stop request is 10 s old.
+
+        Return whether a stop was requested.
+        """
         is_stopped, give_up_at, next_start = False, float("inf"), 0.0
         while time.monotonic() < give_up_at and not self._errors:
             self._poll(poll)
@@ -124,7 +135,7 @@ class ClosureRunner:
         return is_stopped
 
     def _poll(self, poll: Callable[[], None]) -> None:
-        """Call `poll`, whose time does not count for the timeout: it may wait for a shard, or save a checkpoint."""
+        """Call `poll`. Its time does not count for the timeout: it may wait for a shard, or save a checkpoint."""
         begin = time.monotonic()
         poll()
         with self._changed:
@@ -152,7 +163,10 @@ class ClosureRunner:
             _forget_run(self._coordinator, threads)
 
     def _run_units(self, ended: _Thread) -> None:
-        """Run one unit after another until there are no more. Then set `ended`. Do nothing if it is cancelled."""
+        """Run one unit after another until there are no more, or one fails. Then set the result of `ended`.
+
+        If `ended` was cancelled, do nothing.
+        """
         if not ended.set_running_or_notify_cancel():
             return
         failure: BaseException | None = None
@@ -182,8 +196,8 @@ class ClosureRunner:
     def _run_unit(self, unit: Any) -> Any:
         """Run the closure of a unit on a worker. Return the result.
 
-        If the worker is lost before its result is fetched, the closure runs again. If a ps is lost, `check_ps` or
-        running the closure again raises an error.
+        If the worker is lost before its result is fetched, the closure runs again, at most three times in all. If a ps
+        is lost, `check_ps` or running the closure again raises an error.
         """
         fetches = attempts = 0
         while True:
@@ -202,12 +216,12 @@ class ClosureRunner:
                     raise
 
     def _is_not_parsed(self, error: tf.errors.OpError) -> bool:
-        """Return whether the error of a closure means that a worker could not parse the request of this or another one.
+        """Return whether to run a closure again, because a worker could not parse a request.
 
-        While one thread sends the request of a function, another may instantiate a function for the first time; the
-        vector that both use then moves in memory, and the request has arbitrary bytes as its device
-        (EagerClusterFunctionLibraryRuntime::Run, TensorFlow 2.21). The coordinator raises the error in `fetch` and in
-        the next `schedule`, and cancels all other closures. All run again.
+        It may be the request of another closure. While one thread sends the request of a function, another may
+        instantiate a function for the first time. The vector that both use then moves in memory, and the request has
+        arbitrary bytes as its device (EagerClusterFunctionLibraryRuntime::Run, TensorFlow 2.21). The coordinator raises
+        the error in `fetch` and in the next `schedule`, and cancels all other closures. All run again.
         """
         self._has_not_parsed = self._has_not_parsed or _NOT_PARSED in str(error)
         is_other = isinstance(error, tf.errors.InternalError) and _NOT_PARSED not in str(error)
@@ -215,10 +229,10 @@ class ClosureRunner:
 
 
 def wait_for_closures(coordinator: Any, timeout_seconds: float) -> None:
-    """Wait for the closures that the coordinator's last run has left after an error, Ctrl-C or a stop.
+    """Wait for the closures that still run after an earlier call ended with an error, Ctrl-C or a stop request.
 
     Raises:
-        TrainingTimeoutError: They did not complete in time.
+        TrainingTimeoutError: They did not complete within `timeout_seconds`.
     """
     threads = _threads.get(coordinator, [])
     if wait([each for each in threads if not each.cancel()], timeout_seconds).not_done:
@@ -230,7 +244,7 @@ def wait_for_closures(coordinator: Any, timeout_seconds: float) -> None:
 
 
 def _forget_run(coordinator: Any, threads: list[_Thread]) -> None:
-    """Clear the error of a run all of whose threads have ended: the coordinator would raise it in the next call."""
+    """Forget these threads, which have all ended. Clear the coordinator's error, which its next call would raise."""
     if any(not each.cancelled() and each.result() for each in threads):
         with contextlib.suppress(Exception):
             coordinator.join()
@@ -238,6 +252,6 @@ def _forget_run(coordinator: Any, threads: list[_Thread]) -> None:
 
 
 def count_tasks(role: str) -> int:
-    """Return the number of ps or workers to which this process is connected."""
+    """Return the number of tasks of `role` ("ps" or "worker") to which TensorFlow is connected in this process."""
     devices = (tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU"))
     return len({device.task for device in devices if device.job == role})

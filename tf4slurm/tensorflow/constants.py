@@ -52,7 +52,7 @@ def explain_large_array(subject: str) -> Iterator[None]:
 
 
 def check_arrays(subject: str, graph: Any) -> None:
-    """Raise TrainingError if a traced function uses arrays that are too large to send.
+    """Raise TrainingError if the traced function with this graph uses arrays that are too large to send.
 
     All constants of the function, and of the functions that it calls, are sent in one message. Each tensor that the
     function captures is sent in a message of its own.
@@ -66,7 +66,11 @@ def check_arrays(subject: str, graph: Any) -> None:
 
 
 def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
-    """Return `coordinator.create_per_worker_dataset(dataset_fn)`. Raise TrainingError if its arrays are too large."""
+    """Return `coordinator.create_per_worker_dataset(dataset_fn)`.
+
+    Raises:
+        TrainingError: The arrays that `dataset_fn` uses are too large to send.
+    """
     subject = "The dataset function"
     with explain_large_array(subject):
         datasets = type(coordinator).create_per_worker_dataset(coordinator, dataset_fn)
@@ -75,12 +79,15 @@ def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
 
 
 def check_datasets_of(coordinator: Any) -> None:
-    """Replace this coordinator's method `create_per_worker_dataset` by the function above, which checks the arrays."""
+    """Let this coordinator's method `create_per_worker_dataset` check the arrays, as the function above does."""
     coordinator.create_per_worker_dataset = lambda dataset_fn: create_per_worker_dataset(coordinator, dataset_fn)
 
 
 def max_copies(operations: Iterable[Any]) -> int:
-    """Return how many copies of these operations and their constants a graph can have (at least 1)."""
+    """Return how many copies of these operations fit into the 2 GB of a TensorFlow function, but at least 1.
+
+    Only the constants among the operations count.
+    """
     num_bytes = sum(array.num_bytes for array in _constants_of(operations))
     return max(1, MAX_BYTES // max(num_bytes, 1))
 

@@ -1,4 +1,6 @@
-"""Run a server of TensorFlow's tf.data service. An agent starts it as `python data_service.py DIRECTORY`.
+"""Run a dispatcher or data worker of TensorFlow's tf.data service.
+
+An agent starts this file as `python data_service.py DIRECTORY`.
 
 Import nothing from tf4slurm here: the Python of the user's script runs this file, and may not have tf4slurm. See
 https://www.tensorflow.org/api_docs/python/tf/data/experimental/service.
@@ -14,7 +16,13 @@ _HEARTBEAT_MILLISECONDS = 1000
 
 
 def main(directory: str) -> None:
-    """Serve until the process is killed. A restarted dispatcher resumes from the journal in `directory`."""
+    """Run the dispatcher or data worker that TF4SLURM_TASK names, until the process is killed.
+
+    A dispatcher keeps its journal in `directory`. If it is restarted, it resumes from the journal.
+
+    Raises:
+        SystemExit: TensorFlow cannot be imported.
+    """
     try:
         import tensorflow as tf
     except ImportError as error:

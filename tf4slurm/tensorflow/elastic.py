@@ -18,12 +18,13 @@ another address, or use one again while another one stays lost.
 Two things differ. The update thread waits for lost workers in Python, not in C++, so that the wait can end
 (`_update_when_all_answer`). The index of a worker is a tensor in the chief (`WorkerIndex`).
 
-**Then `_switch` makes the workers elastic**, for the rest of the process: when the agent sends other workers than the
-first ones, when a lost worker has been back for 10 s while another is not, or when a ps is lost, too. The update thread
-ends, and `ElasticWorkers`, called by the thread of this module, does its work with the workers that are there.
+**Then `_switch` makes the workers elastic**, for the rest of the process. The reason is one of three: the agent sends
+other workers than the first ones, a lost worker has been back for 10 s while another is not, or a ps is lost while the
+update thread waits for a worker. The update thread ends. In its place, the thread of `WorkerWatch` calls
+`ElasticWorkers`, which updates the workers that answer.
 
-    elastic               the first part, and the switch
-    elastic_workers       the second part: which workers are used, and the threads of those that are not
+    elastic               the time before the switch, and the switch
+    elastic_workers       the time after it: which workers are used, and the threads of those that are not
     elastic_states        the states of a worker, and the events that change them
     elastic_resources     datasets, tables and variables of workers that join later
     elastic_connections   which servers answer, and how RPCs to the others end
@@ -96,15 +97,15 @@ _PRIVATE_NAMES = {
 
 
 def let_workers_change(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-    """Let workers join and leave on the agent's request, and return one by one after losses.
+    """Let workers join and leave when the agent requests it, and let lost workers return one by one.
 
     The chief reports the workers in use to the agent, or the reason why they cannot change. If they cannot change,
     TensorFlow's own recovery remains: it waits until all lost workers are back.
 
     Args:
         coordinator: A new ClusterCoordinator, which has scheduled nothing yet.
-        cluster: The cluster spec with which its strategy has connected.
-        channel: The connection to the agent; without one, the workers of `cluster` are those to use.
+        cluster: The cluster spec with which the coordinator's strategy has connected.
+        channel: The connection to the agent, or None. Then the workers of `cluster` are used, and nothing is reported.
     """
     reason = _find_obstacle(coordinator)
     if not reason:
@@ -114,10 +115,13 @@ def let_workers_change(coordinator: Any, cluster: Mapping[str, Sequence[str]], c
 
 
 class WorkerWatch:
-    """Reports the workers in use, and makes the workers elastic when that is needed."""
+    """Reports the workers in use to the agent, and makes the workers elastic when that is needed."""
 
     def __init__(self, coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-        """Let calls of `update_server_def` come here. The arguments are those of `let_workers_change`."""
+        """Let TensorFlow call `_update_when_all_answer` in place of `Context.update_server_def`.
+
+        The arguments are those of `let_workers_change`.
+        """
         self._coordinator = weakref.ref(coordinator)  # its destructor ends the cluster
         self._cluster = coordinator._cluster
         self._handler = self._cluster.failure_handler
@@ -133,7 +137,7 @@ class WorkerWatch:
             worker.worker_index = WorkerIndex(worker.worker_index)
 
     def start(self) -> None:
-        """Report the workers in use, and watch them in a thread."""
+        """Report the workers in use, and start the thread that reports each change and updates elastic workers."""
         self._report()
         threading.Thread(target=self._run, name="tf4slurm-workers", daemon=True).start()
 
@@ -150,7 +154,10 @@ class WorkerWatch:
             time.sleep(_POLL_SECONDS)
 
     def _switch(self) -> None:
-        """Make the workers elastic. Functions that are being registered now have a poll's time to end."""
+        """Make the workers elastic. The first update comes 0.2 s later.
+
+        Until then, functions whose registration has begun can be registered.
+        """
         from tf4slurm.tensorflow.elastic_workers import ElasticWorkers  # subclasses private classes of TensorFlow
 
         coordinator = self._coordinator()
@@ -178,7 +185,7 @@ class WorkerWatch:
     def _update_when_all_answer(self, server_def: Any) -> None:
         """Call TensorFlow's `update_server_def` when all servers answer, because it would wait for them in C++.
 
-        If the workers must be elastic, or the cluster has been stopped, end the update thread, which is the caller.
+        If the workers must become elastic, or the cluster has been stopped, end the update thread, which is the caller.
         """
         if server_def is not self._handler._server_def:  # another strategy connects
             self._update_server_def(server_def)
@@ -225,7 +232,7 @@ def _find_obstacle(coordinator: Any) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version."""
+    """Return the first two numbers of a version, such as (2, 21)."""
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 

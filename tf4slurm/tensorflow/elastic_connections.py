@@ -1,4 +1,4 @@
-"""Connect TensorFlow's context to workers, find out which servers answer, and end RPCs to those that do not.
+"""Find out which TensorFlow servers answer, and end RPCs to those that do not.
 
 An RPC to a server that does not answer, such as one on a host that lost its power, waits for many minutes: TensorFlow's
 RPCs have no deadline and no keepalive.
@@ -23,7 +23,7 @@ _FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
 
 
 def check_servers(servers: Mapping[int, Address]) -> dict[int, bool | None]:
-    """Return the results of `is_answering`."""
+    """Return by index whether each server answers: True, False after a timeout, or None if no such server is there."""
 
     async def check() -> list[bool | None]:
         return await asyncio.gather(*(is_answering(address, _ANSWER_SECONDS) for address in servers.values()))
@@ -38,7 +38,7 @@ def find_answering(servers: Mapping[int, Address]) -> dict[int, Address]:
 
 @contextlib.contextmanager
 def failing_fast(servers: Collection[Address]) -> Iterator[None]:
-    """Let each RPC fail during the block whose server is gone, or stops to answer. TensorFlow's would wait for it."""
+    """During the block, let RPCs to these servers fail instead of waiting, if a server is gone or no longer answers."""
     before = os.environ[_FAIL_FAST]
     os.environ[_FAIL_FAST] = "true"
     is_over = threading.Event()
@@ -57,14 +57,15 @@ def failing_fast(servers: Collection[Address]) -> Iterator[None]:
 
 
 def end_rpcs(servers: Mapping[int, Address], alive: Collection[int]) -> None:
-    """Let the RPCs to those servers fail that are not in `alive`, and so the closures that run there."""
+    """Let all RPCs fail to the servers whose index is not in `alive`, so that closures that run there fail, too."""
     shut_down_connections({address for index, address in servers.items() if index not in alive})
 
 
 def shut_down_connections(addresses: Collection[Address]) -> None:
     """Shut down this process's TCP connections to these addresses, so that the RPCs over them fail.
 
-    The connections belong to gRPC in TensorFlow, which has no function for this: they are found by their descriptors.
+    The connections belong to gRPC in TensorFlow, which has no function for this. So they are looked up among the open
+    file descriptors of this process.
     """
     peers = set()
     for address in addresses:
@@ -84,11 +85,11 @@ def shut_down_connections(addresses: Collection[Address]) -> None:
 
 
 def lock_function_registration(context: Any, lock: Any) -> None:
-    """Hold the lock while a function is registered on all workers.
+    """Let TensorFlow's context hold the lock while it registers a function on all workers.
 
     All tracing registers functions: of closures, datasets, `evaluate`, saves and the script. TensorFlow first lists the
-    workers, and then looks each up (EagerContext::MaybeRegisterFunctionRemotely). If one leaves in between, it fails
-    with "Client for target … not found".
+    workers, and then looks each up (EagerContext::MaybeRegisterFunctionRemotely). If a worker is disconnected in
+    between, the registration fails with "Client for target … not found".
     """
 
     def locked(register: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -1,8 +1,8 @@
-"""What workers have each for itself: an index, and datasets' iterators, tables and variables.
+"""Create on workers that join later what each worker has of its own: dataset iterators, lookup tables and variables.
 
-In TensorFlow, a PerWorkerValue has one RemoteValue per worker, in the order of their indices. Each RemoteValue belongs
-to a closure that creates it on its worker, again after the worker was lost. For a joined worker, a closure of the same
-function is made, and its RemoteValue is appended.
+In TensorFlow, a PerWorkerValue has one RemoteValue per worker, in the order of the workers' indices. Each RemoteValue
+belongs to a closure that creates it on its worker, and creates it again after the worker was lost. For a joined worker,
+this module makes a closure of the same function, and appends its RemoteValue.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import tensorflow as tf
 
 
 class WorkerIndex(int):
-    """The index of a worker. As a tensor, which functions may capture, it is in the chief.
+    """The index of a worker. A tensor that is made from it, and that functions may capture, is in the chief.
 
-    TensorFlow would create the tensor on the worker while it holds the GIL: a stopped worker would stop this process.
+    TensorFlow would create the tensor on the worker. Because it holds the GIL meanwhile, a worker that is suspended
+    would block this process.
     """
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
@@ -28,12 +29,13 @@ class WorkerIndex(int):
 
 
 class PerWorkerResources:
-    """The resources that a coordinator has created on workers, also for workers that join later."""
+    """Knows the resources that a coordinator has created on its workers, and adds those of workers that join later."""
 
     def __init__(self, coordinator: Any, cluster: Any) -> None:
-        """Find the resources of the coordinator, and follow those to come.
+        """Find the resources that the coordinator has created, and record those that it creates later.
 
-        Nobody has a list of them. Python's garbage collector knows all objects; the search takes less than 1 s.
+        TensorFlow has no list of them, so they are searched for among all objects of Python's garbage collector. This
+        takes less than 1 s.
         """
         self._cluster = cluster
         self._lock = threading.Lock()
@@ -48,7 +50,7 @@ class PerWorkerResources:
             self._known += [weakref.ref(values) for values in found if id(values._values[0]) in own]
 
     def complete(self, closure: Any) -> bool:
-        """Create the resources that the closure may need on all workers. Return whether any was missing."""
+        """Create the resources that the closure may need on each worker that lacks them. Return whether any did."""
         workers = tuple(self._cluster.workers)
         is_incomplete = False
         with self._lock:
@@ -71,7 +73,7 @@ class PerWorkerResources:
 
 
 def _copy_to(resource: Any, worker: Any) -> Any:
-    """Create the same resource on another worker."""
+    """Schedule the creation of the same resource on another worker. Return its RemoteValue."""
     original = resource._closure
     closure = type(original)(
         original._function, worker._cluster.resource_cancellation_mgr, original._args, original._kwargs

@@ -1,4 +1,4 @@
-"""The states of the workers of a coordinator, once tf4slurm updates them: a table, and a lock for its readers."""
+"""The states of a coordinator's workers after they have become elastic, and the table of the changes of state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _NEXT: dict[WorkerState, dict[WorkerEvent, WorkerState]] = {
 # fmt: on
 """The state after an event. OUT begins no closure, because its thread waits.
 
-A worker that has failed may be connected again before its thread, which waits, ends the failed closure: IDLE ends.
+A worker that has failed may be connected again before its thread, which waits, ends the failed closure. So IDLE has a
+state after "end".
 """
 
 
@@ -46,26 +47,26 @@ class WorkerStates:
     """The state of each worker by index. Thread-safe."""
 
     def __init__(self, indices: Iterable[int]) -> None:
-        """Begin with these workers, connected."""
+        """Begin with these workers in the state IDLE."""
         self._states = dict.fromkeys(indices, IDLE)
         self._changed = threading.Condition()
         self._is_stopped = False
 
     def change(self, event: WorkerEvent, indices: Iterable[int]) -> None:
-        """Apply an event to each of these workers."""
+        """Apply an event to each of these workers. A worker that is new here begins in the state OUT."""
         with self._changed:
             for index in indices:
                 self._states[index] = _NEXT[self._states.get(index, OUT)][event]
             self._changed.notify_all()
 
     def begin(self, index: int) -> bool:
-        """Apply "begin". Return whether the worker may run a closure."""
+        """Apply "begin" to a worker. Return whether it may run a closure."""
         with self._changed:
             self.change("begin", [index])
             return self._states[index] is RUNNING
 
     def find(self, *states: WorkerState) -> set[int]:
-        """Return the workers in one of these states."""
+        """Return the indices of the workers that are in one of these states."""
         with self._changed:
             return {index for index, state in self._states.items() if state in states}
 
@@ -75,7 +76,7 @@ class WorkerStates:
             self._changed.wait_for(lambda: self._states.get(index, OUT) in (IDLE, RUNNING) or self._is_stopped)
 
     def stop(self) -> None:
-        """Let all threads that wait go on."""
+        """Let all present and later calls of `wait_until_used` return."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()

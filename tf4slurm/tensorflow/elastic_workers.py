@@ -1,13 +1,15 @@
 """`ElasticWorkers`: update the workers that a ClusterCoordinator uses, while they join, leave, fail and return.
 
-It replaces the update thread of TensorFlow's failure handler, which connects to all workers at once. This one connects
-to those that should be used and answer. See `elastic` for TensorFlow's threads, and for when this begins.
+It replaces the update thread of TensorFlow's failure handler, which connects to all workers at once. `ElasticWorkers`
+connects to the workers that should be used and that answer. See `elastic` for TensorFlow's threads, and for when this
+begins.
 
 All `Worker` objects remain in `cluster.workers`, whose positions are the workers' indices. The thread of a worker that
 is not in use waits. `elastic_states` has the states of a worker and the events that change them:
 
 * `_follow_failures`: TensorFlow has marked a worker as dead, because its closure failed -> fail.
-* `_reconcile`: a worker should not be used, or does not answer -> release; one that should answers -> connect.
+* `_reconcile`: a worker should not be used, or does not answer -> release.
+* `_reconcile`: a worker that should be used, and is not, answers -> connect.
 * `_ElasticWorker`: the worker's thread takes a closure, or is done with it -> begin, end.
 """
 
@@ -43,7 +45,7 @@ from tf4slurm.tensorflow.elastic_states import FINISHING, IDLE, RUNNING, WorkerS
 
 logger = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 0.5  # after a failed update; gRPC opens a connection that failed again after 1 s
+_RETRY_SECONDS = 0.5  # after a failed update; gRPC retries a failed connection after 1 s
 _LOG_SECONDS = 30.0  # between two lines about failed updates
 _MAX_ERROR_CHARACTERS = 300
 _context_lock = threading.RLock()
@@ -54,10 +56,10 @@ The holder takes no other lock of this package.
 
 
 class ElasticWorkers:
-    """The workers of a coordinator, which `update` changes.
+    """The workers that a coordinator uses. `update` changes them.
 
     Attributes:
-        unusable: The index and error of each joined worker on which the first closure failed.
+        unusable: By index, the error of each joined worker on which the first closure failed.
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class ElasticWorkers:
         Args:
             coordinator: The ClusterCoordinator.
             cluster: Its TensorFlow cluster, with Worker objects and the failure handler.
-            workers: The workers to which TensorFlow is connected. They alone may run closures before they are proven.
+            workers: The workers to which TensorFlow is connected. If the first closure on one of them fails, the error
+                is raised in the script. If it fails on a worker that joins later, that worker leaves.
             ps: The ps.
             update_server_def: Connects TensorFlow's context to the servers of a ServerDef.
         """
@@ -99,11 +102,11 @@ class ElasticWorkers:
 
     @property
     def used(self) -> set[int]:
-        """The workers in use, and those that leave until TensorFlow has disconnected them."""
+        """The indices of the workers in use, and of those that should leave and are still connected."""
         return self._states.find(IDLE, RUNNING) | self._leaving
 
     def update(self, workers: Mapping[int, Address]) -> None:
-        """Use these workers, if they answer, and no others. Call this regularly. It logs errors and raises none."""
+        """Use these workers, if they answer, and no others. Call this regularly. It logs errors, and raises none."""
         for index in self.unusable.keys() - workers.keys():
             del self.unusable[index]
         try:
@@ -118,13 +121,16 @@ class ElasticWorkers:
             time.sleep(_RETRY_SECONDS)
 
     def stop(self) -> None:
-        """Let the threads of the workers end."""
+        """Let the threads of workers that are not in use stop waiting, so that they can end."""
         self._states.stop()
 
     # In the threads of workers
 
     def run_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
-        """Run a closure on its worker, or put it back and wait until the worker is in use."""
+        """Call `run(closure)`. If the worker is not in use, put the closure back, and wait until the worker is in use.
+
+        If the closure needs resources that a worker lacks, begin to create them, and put the closure back, too.
+        """
         with self._running(worker) as may_run:
             if not may_run or self._resources.complete(closure):
                 # if resources were missing, the worker's thread takes their closures first
@@ -135,14 +141,17 @@ class ElasticWorkers:
                 self._unproven.discard(worker.worker_index)
 
     def run_resource_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
-        """Create a resource on its worker, or wait until the worker is in use. Its resources are created then."""
+        """Call `run(closure)`, which creates a resource. If the worker is not in use, wait until it is.
+
+        In that case, `_ElasticWorker.connect` creates the resource.
+        """
         with self._running(worker) as may_run:
             if may_run:
                 run(closure)
 
     @contextlib.contextmanager
     def _running(self, worker: Any) -> Iterator[bool]:
-        """Return whether the worker may run a closure. If not, wait after the block until it may."""
+        """Yield whether the worker may run a closure. If not, wait after the block until it may."""
         index = self._thread.index = worker.worker_index
         may_run = self._states.begin(index)
         try:
@@ -158,9 +167,10 @@ class ElasticWorkers:
         self._states.wait_until_used(worker.worker_index)
 
     def is_fault_of_worker(self, error: Exception) -> bool:
-        """Return whether an error of the first closure on a joined worker makes the worker leave, and does not count.
+        """Return whether `error` is that of the first closure on a joined worker. If so, add it to `unusable`.
 
-        Others have run the same script: the joined worker may lack the data or a package.
+        Other workers have run the same script, so this worker may lack the data or a package. It leaves, and the
+        closure runs again. For the error of a lost ps or of a cancelled closure, return False.
         """
         index = getattr(self._thread, "index", None)  # None in a closure that began before this object was made
         is_cancelled = self._cluster.closure_queue._cancellation_mgr.is_cancelled
@@ -173,7 +183,10 @@ class ElasticWorkers:
     # In the thread that calls `update`
 
     def _follow_failures(self) -> None:
-        """Let the threads of failed workers go on, from TensorFlow's wait for an update to `wait_until_used`."""
+        """Mark workers as failed that TensorFlow has marked as dead, and wake up their threads.
+
+        The threads go on from TensorFlow's wait for an update to `wait_until_used`.
+        """
         with self._handler._cluster_update_lock:
             dead = {worker.worker_index: worker._is_dead_with_error for worker in self._cluster.workers}
             failed = [index for index, error in dead.items() if error and not isinstance(error, _DisconnectedError)]
@@ -181,7 +194,7 @@ class ElasticWorkers:
             self._handler._worker_up_cond.notify_all()
 
     def _reconcile(self, wanted: Mapping[int, Address]) -> None:
-        """Disconnect workers that should not be used, and connect those that should and answer."""
+        """Connect the workers in `wanted` that answer. Disconnect workers that are missing or changed there."""
         leaving = {index for index, address in self._connected.items() if wanted.get(index) != address}
         self._leaving = leaving
         self._states.change("release", leaving)
@@ -196,7 +209,7 @@ class ElasticWorkers:
             self._check_ps()  # no closure can find out
 
     def _reconnect(self, joining: Mapping[int, Address], kept: Mapping[int, Address]) -> None:
-        """Let TensorFlow be connected to these workers only, without those of `kept` that do not answer."""
+        """Connect TensorFlow to the workers in `joining`, and to those in `kept` that answer, but to no others."""
         alive = find_answering(kept)
         for index in kept.keys() - alive.keys():
             logger.warning("worker/%d at %s does not answer and is left out", index, kept[index])
@@ -210,7 +223,7 @@ class ElasticWorkers:
         self._add(joining)
 
     def _connect_to(self, workers: Mapping[int, Address]) -> None:
-        """Let TensorFlow be connected to these workers, and to all ps."""
+        """Connect TensorFlow to these workers and to all ps, but to no other workers."""
         server_def = copy.deepcopy(self._server_def)
         (job,) = (job for job in server_def.cluster.job if job.name == "worker")
         job.tasks.clear()
@@ -221,16 +234,17 @@ class ElasticWorkers:
         logger.info("connected to workers %s in %.3f s", sorted(workers), time.monotonic() - started)
 
     def _disconnect(self, indices: Collection[int]) -> list[Any]:
-        """Use these workers no more. Return their resources, which are lost.
+        """Let these workers run no more closures. Return their resources, which are lost.
 
-        Keep them until an update has disconnected the workers. Earlier, TensorFlow would delete the resources on the
-        workers, and the update, which blocks all functions, would wait: a dataset's iterator takes up to 20 s.
+        The caller keeps the resources until `_connect_to` has disconnected the workers. If Python deleted them earlier,
+        TensorFlow would delete them on the workers, too. `_connect_to`, which blocks all functions, would wait for
+        that: a dataset's iterator takes up to 20 s.
         """
         self._states.change("release", indices)
         return [self._cluster.workers[index].disconnect() for index in indices]
 
     def _add(self, indices: Collection[int]) -> None:
-        """Use these connected workers."""
+        """Let these workers, to which TensorFlow is connected now, run closures."""
         workers = self._cluster.workers
         while len(workers) <= max(indices, default=-1):
             name = f"/job:worker/replica:0/task:{len(workers)}"
@@ -242,14 +256,17 @@ class ElasticWorkers:
         self._states.change("connect", indices)
 
     def _check_ps(self) -> None:
-        """Raise PSUnavailableError if a ps is lost: an update would remove its devices, and so change later errors."""
+        """Raise PSUnavailableError if a ps is lost.
+
+        `_connect_to` would remove the devices of the ps, and so change later errors.
+        """
         lost = [index for index, answer in check_servers(self._ps).items() if answer is None]
         if lost:
             text = f"ps/{lost[0]} at {self._ps[lost[0]]} does not answer."
             raise PSUnavailableError(tf.errors.UnavailableError(None, None, text))
 
     def _fail_closures(self, error: Exception) -> None:
-        """Take all closures from the queue, and let them fail: the threads of all workers may wait."""
+        """Take all closures from the queue, and let them fail. No worker's thread may be left that would run them."""
         queue = self._cluster.closure_queue
         while (closure := queue.get(timeout=0.0)) is not None:
             closure.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
@@ -261,14 +278,14 @@ class _DisconnectedError(tf.errors.UnavailableError):  # type: ignore[misc]
 
 
 class _ElasticHandler(WorkerPreemptionHandler):  # type: ignore[misc]
-    """TensorFlow's failure handler, while `elastic` updates the workers."""
+    """TensorFlow's failure handler, while an ElasticWorkers (`elastic`) updates the workers."""
 
     elastic: ElasticWorkers
 
     def _validate_preemption_failure(self, e: Exception) -> None:
-        """Raise an error, unless it is that of a lost worker.
+        """Raise `e`, unless it is the error of a lost worker.
 
-        If the first closure on a joined worker fails, treat the worker as lost.
+        A joined worker on which the first closure fails is treated as lost.
         """
         try:
             super()._validate_preemption_failure(e)
@@ -293,15 +310,15 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         self.failure_handler.elastic.run_resource_closure(self, closure, super()._process_resource_closure)
 
     def _on_worker_recovery(self) -> None:
-        """Wait after a failure. `connect` creates the resources again."""
+        """Wait until this worker, which has failed, is in use again. `connect` creates its resources."""
         self.failure_handler.elastic.wait_until_used(self)
 
     def connect(self) -> None:
-        """Create the resources, after TensorFlow was connected to this worker."""
+        """Create this worker's resources again. Call this after TensorFlow has connected to the worker."""
         super()._on_worker_recovery()
 
     def disconnect(self) -> list[Any]:
-        """Mark all resources as lost, as after a failure. Return them."""
+        """Mark this worker's resources as lost, as after a failure. Return them."""
         error = _DisconnectedError(None, None, f"{self.device_name} is not connected.")
         queue = self._cluster.closure_queue
         with self._resource_tracking_lock:

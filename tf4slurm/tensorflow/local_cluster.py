@@ -38,8 +38,9 @@ class LocalCluster:
     killed. TensorFlow can connect a process to one cluster only: for another one, restart the notebook's kernel.
 
     Attributes:
-        cluster: The cluster spec, such as {"chief": ["127.0.0.1:40123"], "ps": […], "worker": […]}.
-        run_directory: The run directory of the job.
+        cluster: The cluster spec, such as {"chief": ["127.0.0.1:40123"], "ps": […], "worker": […]}. It is empty before
+            the `with` block.
+        run_directory: The run directory of the job, or None before the `with` block.
     """
 
     def __init__(
@@ -53,8 +54,11 @@ class LocalCluster:
         """Store the arguments. `__enter__` starts the tasks.
 
         Args:
-            start_timeout_seconds: Timeout in seconds for the tasks (default 120), and again for their servers.
-            runs_directory: Parent of the job's run directory.
+            ps: Number of ps (default 1).
+            workers: Number of workers (default 2).
+            start_timeout_seconds: Timeout in seconds for the start of the tasks (default 120). The same timeout begins
+                again when a strategy is created, for the tasks' servers.
+            runs_directory: Parent of the job's run directory (default "runs").
         """
         self.cluster: dict[str, list[str]] = {}
         self.run_directory: RunDirectory | None = None
@@ -66,7 +70,7 @@ class LocalCluster:
         """Start the tasks.
 
         Raises:
-            RendezvousError: The job could not be started; the message has the launcher's output.
+            RendezvousError: The job could not be started. The message has the launcher's output.
             RendezvousTimeoutError: The job did not start in time.
         """
         self._job = self._run()
@@ -74,7 +78,7 @@ class LocalCluster:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End all tasks."""
+        """End all tasks. If they still run after 15 s, kill the launcher, whose agents then exit."""
         self._job.__exit__(*error)
 
     def strategy(self, *, placement: str = "bytes", **options: Any) -> Any:
@@ -86,7 +90,7 @@ class LocalCluster:
         Raises:
             ValueError: `placement` is unknown.
             RendezvousError: The `with` block has not been entered.
-            RendezvousTimeoutError: Servers did not start in time; the message names them and a log file.
+            RendezvousTimeoutError: Servers did not start in time. The message names them and a log file.
         """
         if not self.cluster:
             raise RendezvousError("The cluster is not running. Use it as: with LocalCluster() as cluster: …")
@@ -151,12 +155,12 @@ class LocalCluster:
 
 
 def running_cluster() -> LocalCluster | None:
-    """Return the LocalCluster whose `with` block is active, else None."""
+    """Return the LocalCluster whose `with` block this process is in, or None."""
     return _running[-1] if _running else None
 
 
 def main(directory: Path) -> None:
-    """Run a task until the cluster ends."""
+    """Run the task that TF_CONFIG names until the LocalCluster ends. The module's docstring describes `directory`."""
     current = current_server_dictionary()
     if current.task_type != "chief":
         from tf4slurm.tensorflow.servers import run_server

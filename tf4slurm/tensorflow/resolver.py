@@ -1,4 +1,4 @@
-"""Provide TensorFlow's `SlurmClusterResolver` with each rank on the node where Slurm placed it."""
+"""Extend TensorFlow's `SlurmClusterResolver`, so that it supports every distribution of ranks over nodes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _PORT_BASE = 8888
 class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):  # type: ignore[misc]
     """Resolves the cluster of this process's Slurm step for tf.distribute.
 
-    Ranks are assigned to TensorFlow jobs in the order of the job names, as in TensorFlow's class. Unlike that class,
-    this one supports every distribution of ranks over nodes, and raises an error if the node of a rank is unknown.
-    Under an agent of tf4slurm, the launcher's cluster spec is used.
+    Ranks are assigned to TensorFlow jobs in the alphabetical order of the job names, as in TensorFlow's class. Unlike
+    that class, this one supports every distribution of ranks over nodes, and raises an error if the node of a rank is
+    unknown. Under an agent of tf4slurm, the launcher's cluster spec is used, and the agent has selected the GPUs.
 
     A subclass that gets ranks and hosts from another source overrides `_resolve_own_rank`, `_resolve_num_tasks`,
     `_resolve_hostlist` and `_resolve_task_configuration`. As in TensorFlow, its ranks must fill one host after the
@@ -63,22 +63,22 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     ) -> None:
         """Resolve the cluster.
 
-        With `interface` or `infiniband`, this call returns when all tasks of the step have made it.
+        With `interface` or `infiniband`, the call returns when all tasks of the step have created a resolver.
 
         Args:
             jobs: Number of tasks by TensorFlow job name, such as {"ps": 1, "worker": 3} (default: all tasks are
                 workers).
             port_base: Port of the first task on each node (default 8888). Each further task on the node has the next
-                port. With `interface` or `infiniband`, ports are chosen as in `get_server_dictionary`. Any other value
+                port. With `interface` or `infiniband`, ports are chosen as in `get_server_dictionary`. A value other
                 than 8888 is then the first of a range with one port for each task, and one for the control service.
             gpus_per_node: Number of GPUs to use on each node (default: all that Slurm granted).
-            gpus_per_task: Number of GPUs for each task. By default the tasks of a node get equal shares. In a cluster
+            gpus_per_task: Number of GPUs for each task. By default the tasks of a node divide its GPUs. In a cluster
                 with ps, only workers get GPUs.
             tasks_per_node: Number of tasks on each node, as one number or by host name. Only subclasses with ranks of
                 their own need it.
             auto_set_gpu: Let `cluster_spec` set CUDA_VISIBLE_DEVICES and similar variables to this task's share of the
-                granted GPUs (default). If Slurm granted none, the task gets a share of as many GPUs, numbered from 0,
-                as the other arguments name.
+                granted GPUs (default). If Slurm granted none, but other arguments give a number of GPUs, each task (a
+                ps, too) gets a share of the GPUs from 0.
             interface: Network whose addresses are used, as for `get_server_dictionary`. The ports are reserved until
                 TensorFlow's server opens them.
             infiniband: Same as interface="infiniband".
@@ -86,7 +86,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         Raises:
             SlurmEnvironmentError: A variable of Slurm is missing or invalid.
             LayoutError: The node of a rank cannot be determined.
-            PlacementError: The numbers of tasks or GPUs do not match the step.
+            PlacementError: The numbers of tasks or GPUs do not match the step, or under an agent the cluster spec.
             RendezvousError: With `interface` or `infiniband`, the tasks did not form a cluster in time.
         """
         self.rpc_layer = rpc_layer
@@ -147,7 +147,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     # TensorFlow's interface
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Return the cluster spec. With `auto_set_gpu`, also make only this task's GPUs visible."""
+        """Return the cluster spec. With `auto_set_gpu`, also set the environment variables that select the GPUs."""
         if self._auto_set_gpu:
             os.environ.update(self._gpu_environ())
         return tf.train.ClusterSpec(self._cluster_allocation)
@@ -155,7 +155,10 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Return this task's number of GPUs, from `gpus_per_task`, else from Slurm, else from the visible GPUs."""
+        """Return this task's number of GPUs, such as {"GPU": 2}. Ignore the arguments.
+
+        It is `gpus_per_task`, else the number that `cluster_spec` selects, else the number that TensorFlow sees.
+        """
         if self._gpus_per_task is not None:
             return {"GPU": self._gpus_per_task}
         lists = self._gpu_environ().values()
@@ -170,13 +173,15 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
         In other tasks, the call returns. Call it in every task before creating the strategy, instead of
         `tf.distribute.Server(…).join()`. Training is over when the chief, or without a chief every worker, has ended.
-        The exit code is 1 if one of them failed, else 0. Under plain srun, the tasks first form a cluster as in
-        `get_server_dictionary`. In a job without ps, the call returns at once.
+        Under an agent, the agent then terminates the process. Under plain srun, the tasks first form a cluster as in
+        `get_server_dictionary`, and the exit code is 1 if training failed, else 0. In a job without ps, the call
+        returns at once.
 
         Args:
-            timeout_seconds: Timeout in seconds for all tasks to form a cluster (default 300).
+            timeout_seconds: Under plain srun, timeout in seconds for all tasks to form a cluster (default 300).
 
         Raises:
+            SystemExit: In a ps, or a worker in a job with a chief: training is over.
             SlurmEnvironmentError: This process has no agent and is not in a Slurm step.
             PlacementError: A TensorFlow job name in `jobs` is not a role of tf4slurm.
             RendezvousError: The tasks did not form a cluster in time.
@@ -244,7 +249,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     def _gpu_environ(self) -> dict[str, str]:
         """Return the environment variables that select this task's GPUs.
 
-        The result is empty if the agent has selected the GPUs, and if neither Slurm nor the arguments name any.
+        The result is empty in three cases: the agent has selected the GPUs, the user hides the GPUs that Slurm granted,
+        or neither Slurm nor the arguments name any.
         """
         if not self._node_ranks:
             return {}
@@ -267,7 +273,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         return gpu_environ(granted, on_node, self._node_ranks.index(self._rank), on_this_node, per_task)
 
     def _sees_gpus(self, task_type: str) -> bool:
-        """Return whether tasks of this role use GPUs. In a job with ps only the workers do, else all tasks."""
+        """Return whether tasks of this role use GPUs. In a job with ps, chief, ps and evaluators do not."""
         if "ps" not in self._jobs or task_type not in TASK_TYPES:
             return True
         return role_of(task_type, has_chief="chief" in self._jobs).sees_gpus

@@ -35,7 +35,16 @@ def connect_parameter_server_strategy(
 ) -> Any:
     """Return a tf.distribute.ParameterServerStrategy with this process as chief.
 
-    `options` are further arguments of the strategy. The exceptions are those of `parameter_server_strategy`.
+    If all servers answer, but TensorFlow does not connect in the rest of the timeout (at least 20 s), the process exits
+    with code 6.
+
+    Args:
+        run_directory: The job's run directory, for errors that name a log file, or None.
+        timeout_seconds: Timeout in seconds for the servers.
+        options: Further arguments of the strategy.
+
+    Raises:
+        RendezvousTimeoutError: Servers, which the message names, did not answer in time.
     """
     import tensorflow as tf
 
@@ -60,9 +69,10 @@ def connect_parameter_server_strategy(
 
 
 def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoReturn:
-    """Run this task's TensorFlow server until training is over, then exit with 1 if training failed, else with 0.
+    """Run this task's TensorFlow server until training is over, then exit the process.
 
-    Without a script channel, the server runs until the agent terminates the process.
+    The exit code is 1 if training failed or the control service was lost, else 0. Without a script channel, the server
+    runs until the agent terminates the process.
     """
     import tensorflow as tf
 
@@ -99,7 +109,7 @@ def wait_for_servers(cluster: Mapping[str, Sequence[str]], timeout_seconds: floa
 
 
 def describe_missing(missing: Mapping[Task, Address], run_directory: RunDirectory | None, seconds: float) -> str:
-    """Return the error text for servers that do not answer."""
+    """Return the error text for servers that did not answer within `seconds`."""
     named = format_tasks(f"{task} at {address}" for task, address in missing.items())
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     logs = "the log of each"
@@ -116,7 +126,7 @@ def current_run_directory() -> RunDirectory | None:
 
 @contextlib.contextmanager
 def exit_after(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
-    """Print the result of `explain` and exit with EXIT_NOT_FORMED if the block takes longer than `seconds`."""
+    """If the block takes longer than `seconds`, print the result of `explain` and exit with code 6 at once."""
     is_over = threading.Event()
 
     def watch() -> None:

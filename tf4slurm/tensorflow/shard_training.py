@@ -33,9 +33,9 @@ def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) ->
             train_step(batch)
 
     This fits scripts that train in the worker's own process, with MirroredStrategy or without a strategy. A shard is
-    done when the loop has trained all its batches. The process leases two shards at a time, because it reads the next
-    one ahead. No batch has rows of two shards. After a `break`, the next call first yields the batches of the leased
-    shards again.
+    done when the loop asks for the batch after its last one. The process leases two shards at a time, because it reads
+    the next one ahead. No batch has rows of two shards. After a `break`, the next call first yields all batches of the
+    shards that were leased but not done.
 
     Args:
         shards: The result of `tf4slurm.data_shards`.
@@ -44,8 +44,9 @@ def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) ->
             once per shard.
 
     Raises:
-        ValueError: The call is in the scope of a MultiWorkerMirroredStrategy, whose workers take equal numbers of
+        ValueError: The loop is in the scope of a MultiWorkerMirroredStrategy, whose workers take equal numbers of
             steps.
+        DataShardsError, RendezvousConnectionError: As for `DataShards.take`.
     """
     if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
         raise ValueError(
@@ -86,25 +87,25 @@ def run_shards(
     trains the shards that were not done, from their beginning. So each row is trained at least once.
 
     The checkpoints are saved when due, on a stop request, and at the end. Workers train during a save, and a shard that
-    is not done then is repeated after a restore. For this, give the shards to `Checkpoints`, too:
+    is not done at the save is repeated after a restore. For this, give the shards to `Checkpoints`, too:
     Checkpoints(directory, step=step, shards=shards, weights=weights).
 
     Args:
         coordinator: The coordinator of the workers.
-        step_fn: Function of one step, as for `run_steps`. It gets the elements of the dataset.
+        step_fn: Function of one step, as for `run_steps`. It gets a batch, and returns at most 100 values.
         shards: The result of `tf4slurm.data_shards`, called in the chief only.
         read: Function that gets a dataset of the shard's paths, or of its row numbers, and returns a dataset of
-            batches. It is traced once, and runs on the workers.
+            batches. It runs on the workers. Later calls with the same functions and counter use its trace again.
         step: Counter of the batches, a scalar tf.Variable of an integer type, created in the strategy's scope (default:
-            `checkpoints.step`, or without checkpoints a new variable).
+            `checkpoints.step`, or without checkpoints a new variable that starts at 0).
         checkpoints: The checkpoints to save (default: none).
-        timeout_seconds: Timeout in seconds for one shard (default 600).
+        timeout_seconds: Longest time in seconds in which no shard is done, including tracing (default 600).
 
     Raises:
         ParameterServerLostError: A ps is lost. Another attempt resumes from the checkpoint.
-        TrainingTimeoutError: No shard was done in time.
+        TrainingTimeoutError: No shard was done for `timeout_seconds`, or closures of an earlier call still run.
         TrainingError: step_fn returned something other than scalar tensors, or uses more than 2 GB of arrays.
-        DataShardsError: As for `DataShards.take`.
+        DataShardsError, RendezvousConnectionError: As for `DataShards.take`.
         CheckpointError: A checkpoint could not be written.
         BaseException: Any exception that step_fn raised.
     """
@@ -176,7 +177,7 @@ class _ShardClosure:
         return int(worker), int(steps), {name: float(total) for name, total in zip(self._names, sums, strict=False)}
 
     def _train(self, items: tf.data.Dataset) -> Any:
-        """Train a shard. Return the worker's index, the number of steps, and the sums of what the steps return."""
+        """Train a shard. Return one tensor: the worker's index, the number of steps, and the sums of their values."""
         iterator = iter(self._read(items).prefetch(tf.data.AUTOTUNE))
 
         def train_batch(_: Any, steps: Any, sums: Any) -> Any:

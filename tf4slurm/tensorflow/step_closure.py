@@ -33,8 +33,9 @@ class StepClosure:
 
     Attributes:
         function: The tf.function. Its arguments are the number of steps and the iterators of the datasets.
-        max_steps: The largest number of steps that keeps the graph small.
-        last_steps: The number of steps per closure at the end of the last `run_steps`.
+        max_steps: The largest number of steps for one closure, at most 64, so that the graph stays small. It is 1 until
+            a step has been traced.
+        last_steps: The number of steps per closure at the end of the last call of `run_closures`, at first 1.
     """
 
     def __init__(self, strategy: Any, step: KerasStep | FunctionStep, counter: tf.Variable) -> None:
@@ -71,7 +72,10 @@ class StepClosure:
         return worker, sums
 
     def _trace_step(self, graph: Any, sums: dict[str, Any], iterators: Any) -> dict[str, Any]:
-        """Add a step and an increment of the counter to the graph. Return `sums` plus what the step returns."""
+        """Add a step and an increment of the counter to the graph, and set `max_steps` by the size of the step.
+
+        Return `sums` plus the values that the step returns.
+        """
         before = len(graph.get_operations())
         batch = [next(iterator) for iterator in iterators]
         sums = self._strategy.run(self._step, args=(sums, *batch))
@@ -85,7 +89,7 @@ class StepClosure:
         return sums
 
     def _warn_of_variables_outside(self, graph: Any) -> None:
-        """Warn once about variables that are not on a ps."""
+        """Log one warning if the traced function uses variables that are not on a ps."""
         used = getattr(graph, "_watched_variables", ())  # `graph.variables` is empty until the graph is complete
         outside = sorted({variable.name for variable in used if "/job:ps/" not in variable.device})
         if outside and not self._has_warned:

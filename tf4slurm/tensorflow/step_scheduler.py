@@ -20,23 +20,24 @@ _STEPS_PER_COPY = 100  # with fewer expected steps per step in a closure, tracin
 
 
 class StepScheduler:
-    """Schedules the steps of one `run_steps` call. Thread-safe.
+    """Schedules the steps of one `run_closures` call. Thread-safe.
 
     Attributes:
         steps_by_worker: Completed steps by worker index. Workers that join are added.
         num_workers: The number of connected workers, at least 1.
         sums: By name, each value that the steps return, added up over all completed steps: a float or an array.
         closure_steps: Number of steps of the next closure, unless `steps_per_call` is given.
-        changed_at: Monotonic time at which a closure last completed, or the limit was last set.
+        changed_at: The last time at which a closure completed or `set_limit` was called, by the monotonic clock.
     """
 
     def __init__(
         self, num_workers: int, steps_per_call: int | None = None, closure_steps: int = 1, *, expected_steps: int
     ) -> None:
-        """Create a scheduler without any steps. Call `set_limit` to allow some.
+        """Create a scheduler that gives out no steps until `set_limit` is called.
 
         With `steps_per_call`, each closure has that number of steps. Otherwise the first closures have `closure_steps`
-        steps each, and later ones adapt to the speed of the training and to `expected_steps`, its number of steps.
+        steps each. Later ones adapt to the speed of the training, and to the number of steps that it is expected to
+        have (`expected_steps`).
         """
         self.steps_by_worker = [0] * num_workers
         self.sums: dict[str, Any] = {}
@@ -57,25 +58,25 @@ class StepScheduler:
         return sum(self.steps_by_worker)
 
     def set_workers(self, count: int) -> None:
-        """Set the number of connected workers, to which the size of closures adapts. Without any, closures wait."""
+        """Set the number of connected workers, to which `closure_steps` adapts. 0 counts as 1."""
         with self._lock:
             if self.num_workers != max(count, 1):
                 self.num_workers = max(count, 1)
                 self._recent = collections.deque(maxlen=2 * self.num_workers + 1)
 
     def set_limit(self, limit: int) -> None:
-        """Set the total number of steps that may be scheduled."""
+        """Set how many steps `take` may give out in all, including those that it has given out before."""
         with self._lock:
             self._limit = limit
             self.changed_at = time.monotonic()
 
     def stop(self) -> None:
-        """Schedule no more steps."""
+        """Give out no more steps, unless `set_limit` is called again."""
         with self._lock:
             self._limit = self._scheduled
 
     def take(self, max_steps: int) -> int:
-        """Return the number of steps for the next closure, or 0 at the limit.
+        """Give out steps for the next closure. Return their number, or 0 at the limit.
 
         The number is `steps_per_call`, or a power of two up to `max_steps`. If fewer steps remain, they are split into
         powers of two, because TensorFlow traces a graph for each number of steps.
@@ -93,7 +94,10 @@ class StepScheduler:
             return self.completed, dict(self.sums)
 
     def add_completed(self, worker: int, steps: int, sums: Mapping[str, Any], now: float | None = None) -> None:
-        """Record a closure that a worker has completed, and add the sums that the closure returned."""
+        """Record a closure that a worker has completed, and add the sums that the closure returned.
+
+        `now` is the time of the monotonic clock, which tests can give.
+        """
         with self._lock:
             self.steps_by_worker += [0] * (worker + 1 - len(self.steps_by_worker))
             self.steps_by_worker[worker] += steps
@@ -104,7 +108,10 @@ class StepScheduler:
             self._choose_size()
 
     def _choose_size(self) -> None:
-        """Set `closure_steps` to a power of two with which a closure takes at most CLOSURE_SECONDS."""
+        """Set `closure_steps` to a power of two with which a closure takes at most CLOSURE_SECONDS.
+
+        It is 1 if a single step takes longer. It grows at most 8-fold at a time.
+        """
         num_workers = self.num_workers
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:

@@ -48,27 +48,30 @@ def parameter_server_strategy(
     only the chief should do, such as loading data. In the `with` block of a `LocalCluster`, this process is its chief.
 
     Under "tf4slurm run", and after get_server_dictionary(exchange=True), each server belongs to this job: another host
-    has checked the address, and the agent holds the port. With any other TF_CONFIG, or exchange=False, TensorFlow uses
-    any TensorFlow server of that role at the address.
+    has checked the address, and the agent holds the port. With any other TF_CONFIG, or exchange=False, TensorFlow
+    connects to whichever TensorFlow server of that role is at the address.
 
     The coordinator's `create_per_worker_dataset` raises TrainingError for a function with more than 2 GB of arrays.
 
     Args:
-        tasks: Under plain srun the tasks as for get_server_dictionary(). By default its last result in this process is
-            used, else TF_CONFIG.
+        tasks: Under plain srun, the argument `tasks` of get_server_dictionary(), which is then called. By default, the
+            cluster spec is that of the LocalCluster, else the last result of get_server_dictionary() in this process,
+            else TF_CONFIG.
         sharding: How variables are split over the ps along their first axis: "none" (default; required by Keras 3
             layers), "min-size" (variables of at least two times `min_shard_bytes`, such as embedding tables) or
-            "fixed-shards" (all variables but scalars).
+            "fixed-shards" (all variables with several rows).
         min_shard_bytes: Minimum shard size in bytes with "min-size" (default 256 KiB).
-        max_shards: Maximum number of shards of a variable; by default the number of ps.
+        max_shards: Maximum number of shards of a variable (default: the number of ps).
         variable_partitioner: Replaces `sharding`: one of tf.distribute.experimental.partitioners, or your own.
         placement: Where each new variable is placed: "bytes" (default; on the ps with the fewest bytes) or
             "round-robin" (on the ps in turns, as TensorFlow does). Parts of a split variable are on different ps.
-        timeout_seconds: Timeout in seconds for the other tasks, including their import of TensorFlow (default 300).
+        timeout_seconds: In the chief, timeout in seconds for the servers of the ps and workers, including their import
+            of TensorFlow (default 300). With a LocalCluster, its `start_timeout_seconds` is used instead.
 
     Raises:
         RendezvousTimeoutError: Servers, which the message names, did not answer in time. If all answer but TensorFlow
             hangs, the process prints the reason and exits with code 6.
+        RendezvousError: With `tasks`, as for get_server_dictionary().
         PlacementError: The cluster lacks a chief, ps or worker, or this process is an evaluator.
         SlurmEnvironmentError: This process has no cluster spec.
         ValueError: `sharding` or `placement` is unknown, or `sharding` is combined with `variable_partitioner`.
@@ -112,11 +115,13 @@ def parameter_server_strategy(
 
 
 def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
-    """Return the strategy that fits this job, and its coordinator: so one script trains with and without ps.
+    """Return the strategy that fits this job, and its coordinator or None. So one script trains with and without ps.
 
-    In a job with ps, and in the `with` block of a LocalCluster, this is `parameter_server_strategy`. In a job of
-    several workers only it is `multi_worker_mirrored_strategy`, and in a job of one task or outside of a job
-    TensorFlow's default strategy, both without a coordinator. Timeout and exceptions are those of these functions.
+    * In a job with ps, and in the `with` block of a LocalCluster: the results of `parameter_server_strategy`.
+    * In a job of several workers and no other role: the result of `multi_worker_mirrored_strategy`, and None.
+    * In a job of one task, and outside of a job: TensorFlow's default strategy, and None.
+
+    `timeout_seconds` and the exceptions are those of these functions.
 
     Raises:
         SlurmEnvironmentError: A step of several tasks has no cluster spec, so that each would train alone.
@@ -136,16 +141,19 @@ def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
 
 
 def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options: Any) -> Any:
-    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job. `options` are its arguments.
+    """Return a tf.distribute.MultiWorkerMirroredStrategy for the workers of this job.
 
     Call it in every worker of a job with "--ps 0 --no-chief". The strategy cannot replace a worker, so such a job never
-    restarts one. Model.fit of Keras 3 raises KerasError: train with `fit`, or in a loop of your own.
+    restarts a single worker. With this strategy, Model.fit of Keras 3 raises KerasError: train with
+    `tf4slurm.tensorflow.fit`, or in a loop of your own.
 
     Args:
-        timeout_seconds: Timeout in seconds for all workers, including their import of TensorFlow (default 300).
+        timeout_seconds: Timeout in seconds until all workers have called this function, including their import of
+            TensorFlow (default 300).
+        options: Further arguments of the strategy, such as `communication_options`.
 
     Raises:
-        PlacementError: The cluster has roles other than worker.
+        PlacementError: The cluster has roles other than worker, or this process is an evaluator.
         SlurmEnvironmentError: This process has no cluster spec.
         BarrierError, RendezvousConnectionError: As for `tf4slurm.barrier`.
     """
@@ -168,18 +176,19 @@ def multi_worker_mirrored_strategy(*, timeout_seconds: float = 300.0, **options:
 def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = None) -> tf.data.Dataset:
     """Return a dataset with the paths of this worker's files, selected as in `tf4slurm.share_of`.
 
-    Outside of a job it has all files.
+    Outside of a job, the dataset has the paths of all files.
 
-    Call it in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`, such as
+    Call this function in the dataset function of `fit` or of `ClusterCoordinator.create_per_worker_dataset`, such as
     `lambda: worker_files(paths).interleave(tf.data.TFRecordDataset).batch(32)`. A worker that joins later reads the
-    files of one of the first workers, too. Data shards give it data of its own.
+    same files as one of the first workers. With `tf4slurm.data_shards`, it gets data of its own.
 
     Args:
-        workers: Number of workers of the coordinator; by default all workers of this process's cluster.
+        files: The paths of the files of all workers, in any order.
+        workers: Number of workers of the coordinator (default: all workers in the cluster spec of this process).
 
     Raises:
         ValueError: A file is named twice, or there are fewer files than workers.
-        RuntimeError: In a job with ps, the call is not in such a function (raised by TensorFlow).
+        RuntimeError: In a job with ps, or with `workers`, the call is not in a dataset function (raised by TensorFlow).
     """
     count, index = (workers, None) if workers is not None else _workers_and_index()
     if index is None:
@@ -188,7 +197,7 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 
 
 def _workers_and_index() -> tuple[int, int | None]:
-    """Return the number of workers, and the index of this worker. It is None if a coordinator runs the datasets."""
+    """Return the number of workers, and the index of this one. With ps the index is None: a coordinator knows it."""
     local = running_cluster()
     if local is not None:
         return len(local.cluster["worker"]), None
@@ -241,7 +250,8 @@ def _capture_tables_in_loops() -> None:
     """Let functions for workers use lookup tables in loops and conditions. Idempotent.
 
     A table has a copy on each worker, and a function gets the handle of the worker's copy when it is called. TensorFlow
-    forgets to pass it into the body of a `while` or `cond`: "You must feed a value for placeholder tensor".
+    forgets to pass this handle into the body of a `while` or `cond`, and the function fails with "You must feed a value
+    for placeholder tensor".
     """
 
     def capture_call_time_value(graph: Any, *arguments: Any, **options: Any) -> Any:

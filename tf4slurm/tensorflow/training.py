@@ -29,7 +29,7 @@ _OBSERVE_SECONDS = 0.1
 
 
 class StepsDone(NamedTuple):
-    """The result of `run_steps`.
+    """The result of `run_steps` and `run_shards`.
 
     Attributes:
         step: The step counter at the end, including repeated steps.
@@ -37,8 +37,8 @@ class StepsDone(NamedTuple):
             worker do not count. Workers that have joined or left are included.
         means: By name, the mean over these steps of each value that step_fn returned. The name of a single tensor is
             "loss".
-        is_stopped: Whether run_steps returned early because of a stop request.
-        seconds: The duration in seconds, including tracing and saving.
+        is_stopped: Whether the job was asked to stop, so that the call may have returned early.
+        seconds: The duration of the call in seconds, including tracing and saving.
     """
 
     step: int
@@ -54,7 +54,7 @@ class StepsDone(NamedTuple):
 
     @property
     def mean_loss(self) -> float | None:
-        """The mean loss of these steps, or None if step_fn returned no loss."""
+        """The mean of the value "loss", or None if step_fn returned no value of this name."""
         return self.means.get("loss")
 
 
@@ -69,7 +69,7 @@ def run_steps(
     steps_per_call: int | None = None,
     timeout_seconds: float = 600.0,
 ) -> StepsDone:
-    """Train until the step counter reaches `steps`, including the steps of a restored checkpoint.
+    """Train until the step counter reaches `steps`, which includes the steps of a restored checkpoint.
 
     The counter counts the steps that were applied completely. A lost worker's closures run again on another worker,
     including the steps already applied: up to half a second of steps, or two times `steps_per_call`. So the counter may
@@ -82,7 +82,8 @@ def run_steps(
     Args:
         coordinator: The coordinator of the workers.
         step_fn: `step_fn(batch)`, or without a dataset `step_fn()`. It runs on a worker, in `strategy.run`, and returns
-            a scalar loss tensor, a dict of scalar tensors by name, or None. The same function is traced only once.
+            a scalar loss tensor, a dict of scalar tensors by name, or None. Later calls with the same function and the
+            same counter use its traces again.
         steps: The value of the step counter at which to return.
         dataset: `iter(coordinator.create_per_worker_dataset(…))`. Each worker's dataset must not end: `repeat()` it.
         step: The counter, an integer tf.Variable created in the strategy's scope (default: `checkpoints.step`, or
@@ -91,15 +92,15 @@ def run_steps(
         steps_per_call: Number of steps per closure. The time to trace a closure grows with it. By default, a closure
             takes about 0.25 s, or less if the step is a large graph or the training is short. The chief's work is then
             negligible, and a stop or a lost worker costs little.
-        timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
+        timeout_seconds: Longest time in seconds in which no closure completes, including tracing (default 600).
 
     Raises:
         ParameterServerLostError: A ps and its variables are lost. Let the chief exit: another attempt (`tf4slurm run
             --max-attempts`) resumes from the checkpoint.
-        TrainingTimeoutError: No closure completed in time.
+        TrainingTimeoutError: No closure completed for `timeout_seconds`, or closures of an earlier call still run.
         TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors, or uses more than
             2 GB of arrays.
-        CheckpointError: A checkpoint could not be written.
+        CheckpointError, DataShardsError, RendezvousConnectionError: As for `Checkpoints.save`.
         TypeError, ValueError: An argument is invalid. Nothing was done.
         BaseException: Any exception that step_fn raised.
     """
@@ -145,12 +146,14 @@ def run_closures(
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
 
     If the counter is at least `save_at` at the end of this call, a checkpoint is saved even if none is due. `save_at`
-    may be greater than `steps`. `last_step` is the step at which the training ends, in this call or a later one. If the
-    end is unknown, as in a loop of calls, at least as many further steps are expected as the counter already shows.
+    may be greater than `steps`. `last_step` is the step at which the training ends, in this call or a later one. The
+    fewer steps are left until then, the fewer steps a closure has. If the counter is greater than the number of steps
+    left, it counts instead, because a script that calls `run_steps` in a loop trains longer.
 
     `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed. It gets the
-    step counter, the number of steps that this call has completed, and the sums of the values that they returned. If
-    it returns True, no more closures are scheduled.
+    step counter (steps that ran again may be missing), the number of steps that this call has completed, and the sums
+    of the values that these returned. If it returns True, this call schedules no more closures, saves a
+    checkpoint and returns.
     """
     wait_for_closures(coordinator, timeout_seconds)
     allow_exit_without_workers(coordinator)
@@ -170,7 +173,10 @@ def run_closures(
 
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise our errors in place of TensorFlow's errors for a lost ps and for an ended dataset."""
+    """Raise tf4slurm's errors in place of TensorFlow's.
+
+    ParameterServerLostError is raised if a ps is lost, and TrainingError if a dataset has ended.
+    """
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
@@ -185,7 +191,10 @@ def translate_errors() -> Iterator[None]:
 
 
 class StepReporter:
-    """Reports the step and the mean of each value of the steps to the job. Warns once if training diverges."""
+    """Reports the step, and the mean of each value that step_fn returned, to the job.
+
+    Logs one warning if a mean is not finite.
+    """
 
     def __init__(self) -> None:
         self._completed = 0
@@ -229,7 +238,7 @@ def _check_arguments(
 
 @dataclass(frozen=True, eq=False)
 class _StepWork:
-    """The steps of one call of `run_steps`. Each unit of work of the `ClosureRunner` is a number of steps."""
+    """The `Work` of one call of `run_closures`. A unit is the number of steps of a closure."""
 
     coordinator: Any
     closure: StepClosure
@@ -297,7 +306,11 @@ class _StepRun:
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
-        """Run until `limit` steps are completed, or a save or stop is due. Return whether to stop the training."""
+        """Run closures until this call of `run_closures` has completed `limit` steps. Return whether to stop.
+
+        Return earlier if a checkpoint is due, `observe` returned True, or the job was asked to stop. `first_step` is
+        the step counter minus the steps that this call of `run_closures` has completed.
+        """
         self.work.scheduler.set_limit(limit)
         runner = ClosureRunner(self.work.coordinator, self.work, self.timeout_seconds)
         is_stopped = runner.run(lambda: self._poll(first_step))

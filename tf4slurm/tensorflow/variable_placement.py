@@ -32,13 +32,14 @@ def check_placement(placement: str) -> None:
 
 
 def place_variables(strategy: Any, placement: str, num_ps: int, channel: ScriptChannel | None) -> None:
-    """Let a new ParameterServerStrategy place its variables, and report the bytes on each ps to the agent.
+    """Let a new ParameterServerStrategy place its variables by `placement`, and report the bytes on each ps.
 
-    If TensorFlow's version lacks the private methods that this function replaces, it keeps its own placement.
+    If TensorFlow's version lacks the private methods that this function replaces, do nothing: TensorFlow places the
+    variables in turns.
 
     Args:
         placement: "bytes" puts a variable on the ps with the fewest bytes. "round-robin" takes turns, as TensorFlow.
-        channel: The connection to the agent, or None to report nothing.
+        channel: The connection to the agent, which gets the reports, or None to report nothing.
     """
     if all(hasattr(strategy.extended, name) for name in _PRIVATE_NAMES):
         _Placement(strategy.extended, placement, num_ps, channel)
@@ -46,7 +47,11 @@ def place_variables(strategy: Any, placement: str, num_ps: int, channel: ScriptC
 
 @contextlib.contextmanager
 def on_different_ps() -> Iterator[None]:
-    """Place the variables that the block creates on different ps, as long as there are enough. May be nested."""
+    """Place the variables that the block creates on different ps, if the strategy's `placement` is "bytes".
+
+    If there are more variables than ps, the numbers of variables on any two ps differ by at most 1. A block within
+    another one is a part of it.
+    """
     if _parts.get() is not None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Explain those arguments of Keras's `fit`, `evaluate` and `predict` that our functions of these names do not have."""
+"""Accept or refuse the arguments of Keras's `fit`, `evaluate` and `predict` that tf4slurm's functions do not have."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Argument(NamedTuple):
-    """An argument of a Keras method that our function of this name does not have.
+    """An argument of a Keras method that tf4slurm's function of the same name does not have.
 
     Attributes:
         accepted: The values that mean the same as leaving the argument out.
-        instead: What to do instead of giving another value.
+        instead: A sentence for errors: what to do instead of giving any other value.
     """
 
     accepted: tuple[Any, ...]
@@ -52,9 +52,9 @@ _ARGUMENTS: Mapping[str, Mapping[str, _Argument]] = {
 
 
 def explain_keras_arguments(function: _F) -> _F:
-    """Decorate a function so that it explains arguments of the Keras method of the same name.
+    """Let a function take the arguments that only the Keras method of the same name has.
 
-    Values that change nothing are accepted. Other values raise a TypeError that says what to do instead.
+    Values that change nothing are ignored. Other values raise a TypeError that says what to do instead.
     """
     name, known = function.__name__, _ARGUMENTS[function.__name__]
 

@@ -13,7 +13,10 @@ from tf4slurm.tensorflow.checkpoints import check_integer
 
 
 def check_model(model: Any, coordinator: Any, needs_compile: bool = True) -> None:
-    """Raise TypeError or ValueError if this coordinator cannot train the model."""
+    """Raise TypeError or ValueError if the model cannot run with this coordinator or, if it is None, without one.
+
+    `needs_compile` says whether the model must be compiled.
+    """
     if not isinstance(model, keras.Model):
         raise TypeError(
             f"model is {model!r}: expected a keras.Model of Keras 3. For models of Keras 2, call model.fit."
@@ -39,7 +42,7 @@ def check_model(model: Any, coordinator: Any, needs_compile: bool = True) -> Non
 
 
 def check_ps_options(model: Any, coordinator: Any) -> None:
-    """Raise ValueError for options of `compile` that cannot be used with parameter servers."""
+    """Raise ValueError for options of `compile` that cannot be used with a coordinator. Without one, do nothing."""
     for name in ("jit_compile", "run_eagerly"):
         if coordinator is not None and getattr(model, name) is True:
             raise ValueError(
@@ -49,7 +52,12 @@ def check_ps_options(model: Any, coordinator: Any) -> None:
 
 
 def check_callbacks(callbacks: Any) -> list[Any]:
-    """Return the callbacks as a list. Raise TypeError or ValueError for one that Keras cannot call."""
+    """Return the callbacks as a list.
+
+    Raises:
+        TypeError: An object is no Keras callback.
+        ValueError: A callback has a method `on_…` that Keras never calls, such as one with a spelling mistake.
+    """
     known = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
     own = [callbacks] if isinstance(callbacks, keras.callbacks.Callback) else list(callbacks or ())
     for each in own:
@@ -66,7 +74,13 @@ def check_callbacks(callbacks: Any) -> list[Any]:
 
 
 def check_data(dataset_fn: Any, coordinator: Any, steps_per_epoch: int | None) -> int:
-    """Return the number of steps in an epoch. Raise TypeError or ValueError for invalid data."""
+    """Return `steps_per_epoch`, or by default the length of the dataset.
+
+    Raises:
+        TypeError: `dataset_fn` is no function. Without a coordinator, it may be a dataset.
+        ValueError: `steps_per_epoch` is less than 1. Or it is missing, although there is a coordinator, or the dataset
+            has no known length.
+    """
     is_dataset = isinstance(dataset_fn, tf.data.Dataset)
     if not callable(dataset_fn) and not (is_dataset and coordinator is None):
         raise TypeError(
@@ -88,7 +102,10 @@ def check_data(dataset_fn: Any, coordinator: Any, steps_per_epoch: int | None) -
 
 
 def make_callback_list(model: Any, callbacks: list[Any], verbose: str | int, add_history: bool, **params: Any) -> Any:
-    """Return Keras's list of callbacks, with a progress bar or a line per epoch."""
+    """Return a keras.callbacks.CallbackList of these callbacks, and of one that prints progress as `verbose` says.
+
+    `verbose` is that of `fit`. `params` are further arguments of the CallbackList.
+    """
     if verbose == "auto":
         verbose = 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2
     return keras.callbacks.CallbackList(

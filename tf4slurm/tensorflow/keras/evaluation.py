@@ -36,7 +36,7 @@ def evaluate(
     """Return the loss and metrics of a compiled Keras 3 model over a dataset, by name.
 
     The values are floats, or arrays for metrics such as F1Score. Every batch counts once, even if a worker is lost. For
-    this, each of n workers calls the function `data` and takes every n-th batch, so all calls must return the same
+    this, each of n workers calls the function `data` and takes every n-th batch. So all calls must return the same
     batches in the same order.
 
     Args:
@@ -46,11 +46,14 @@ def evaluate(
         batch_size: Rows of each batch of arrays (default 32). A dataset has batches already.
         on: With a coordinator, where the model is evaluated: "workers" (default for a function) or "chief" (default for
             a dataset or arrays).
-        timeout_seconds: Timeout in seconds for a worker's part of the evaluation (default 600).
+        timeout_seconds: On workers, the longest time in seconds in which none finishes its part of the dataset (default
+            600).
 
     Raises:
         TypeError, ValueError: An argument is invalid.
-        ParameterServerLostError, TrainingTimeoutError, TrainingError: As for `run_steps`.
+        TrainingError: The dataset has no batch, or its function uses more than 2 GB of arrays.
+        KerasError: As for `fit`.
+        ParameterServerLostError, TrainingTimeoutError: As for `run_steps`.
     """
     check_model(model, coordinator)
     execution = make_execution(model, coordinator, timeout_seconds)
@@ -70,8 +73,9 @@ def predict(
     on: str | None = None,
     timeout_seconds: float = 600.0,
 ) -> Any:
-    """Return the model's outputs for all batches of a dataset, in the order of the dataset, as numpy arrays.
+    """Return the model's outputs for all batches of a dataset, in the order of the dataset.
 
+    The result is a numpy array or, if the model has several outputs, the model's list, tuple or dict with arrays.
     Arguments and exceptions are those of `evaluate`. The model need not be compiled. With MultiWorkerMirroredStrategy,
     every worker returns all outputs.
     """
@@ -81,7 +85,7 @@ def predict(
 
 
 class _SplitDataset:
-    """A dataset that `evaluate` or `predict` reads in parts, one per worker."""
+    """A dataset that `evaluate` or `predict` reads in parts: one per worker, or one in all on the chief."""
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class _SplitDataset:
         return iter(dataset.shard(self._execution.count_parts(self._on), index))
 
     def _trace(self, function: Callable[[Any], Any]) -> Any:
-        """Trace a function whose argument is the index of a part."""
+        """Trace a function of the index of a part. Raise TrainingError if its arrays are too large."""
         subject = "The function of the dataset"
         with explain_large_array(subject):
             traced = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.int64))
@@ -123,7 +127,7 @@ class _SplitDataset:
 
 
 class Evaluation(_SplitDataset):
-    """Evaluates a model on a dataset, once in `evaluate`, or after epochs in `fit`."""
+    """Evaluates a model on a dataset, once in `evaluate`, or repeatedly in `fit`."""
 
     _function: Any = None
 

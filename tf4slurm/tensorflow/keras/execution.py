@@ -22,7 +22,7 @@ _WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")  # they write files, 
 
 
 def make_execution(model: Any, coordinator: Any, timeout_seconds: float) -> OnWorkers | InThisProcess:
-    """Return the object that runs the model, on the workers if there is a coordinator."""
+    """Return the object that runs the model: on the workers of the coordinator, or without one in this process."""
     return InThisProcess(model) if coordinator is None else OnWorkers(model, coordinator, timeout_seconds)
 
 
@@ -70,7 +70,7 @@ class OnWorkers:
         """Train until the counter reaches `target`. Return whether the job was asked to stop.
 
         `epoch_end` and `last_step` are the steps at which the epoch and the whole training will end. A checkpoint is
-        saved when due, at the end of the epoch and at a stop.
+        saved when due, at the end of the epoch, and when training ends early. `observe` is that of `run_closures`.
         """
         steps_per_call = self.model.steps_per_execution
         self._closure = self._closure or StepClosure(self.strategy, step_fn, counter)
@@ -94,7 +94,7 @@ class OnWorkers:
         return self._num_parts if on == "workers" else 1
 
     def run_parts(self, function: Any, on: str) -> list[Any]:
-        """Call `function(index)` for each part of a dataset, on the workers or on the chief."""
+        """Call `function(index)` for each part of a dataset, on the workers or on the chief. Return the results."""
         with translate_errors():
             if on == "chief":
                 return [_to_numpy(function(tf.constant(0, tf.int64)))]
@@ -103,7 +103,7 @@ class OnWorkers:
         return [result for _, result in sorted(work.results.items())]
 
     def gather(self, parts: list[Any]) -> list[Any]:
-        """Return the predictions of all parts."""
+        """Return `parts`, the results of `run_parts`, because they have the predictions of all workers."""
         return parts
 
     def total(self, sums: list[Any]) -> Any:
@@ -179,7 +179,11 @@ class InThisProcess:
         return spec[0]
 
     def select(self, callbacks: list[Any]) -> list[Any]:
-        """Return the callbacks of this process."""
+        """Return the callbacks that this process calls. Only the first worker calls those that write files.
+
+        Raises:
+            ValueError: BackupAndRestore is used with several workers.
+        """
         if self._part[0] > 1 and any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
             raise ValueError("BackupAndRestore cannot restore several workers: give fit(…, checkpoints=DIRECTORY).")
         return [each for each in callbacks if self.is_first or type(each).__name__ not in _WRITERS]
@@ -194,7 +198,7 @@ class InThisProcess:
         epoch_end: int,
         last_step: int,
     ) -> bool:
-        """Train as `OnWorkers.train` does."""
+        """Train as `OnWorkers.train` does, but call `observe` after every `steps_per_execution` steps of the model."""
         if self._train is None:
             self._train = self._make_function(step_fn)
         step = first = int(counter.numpy())
@@ -237,11 +241,11 @@ class InThisProcess:
         return self._part[0] if on == "workers" else 1
 
     def run_parts(self, function: Any, on: str) -> list[Any]:
-        """Call `function(index)` for this process's part of a dataset."""
+        """Call `function(index)` for this process's part of a dataset. Return a list of the one result."""
         return [_to_numpy(function(tf.constant(self._part[1] if on == "workers" else 0, tf.int64)))]
 
     def gather(self, parts: list[Any]) -> list[Any]:
-        """Return the predictions of all workers, in the order of the workers."""
+        """Return the predictions of all workers, in the order of the workers. `parts` has those of this process."""
         if self.is_alone:
             return parts
         (own,) = parts
@@ -259,7 +263,7 @@ class InThisProcess:
         return self.strategy.gather(self.strategy.run(lambda: values), axis=0).numpy()
 
     def total(self, sums: list[Any]) -> Any:
-        """Add up the sums of all workers."""
+        """Return the sums over all workers. `sums` has those of this process."""
         if self.is_alone:
             return sums[0]
         means = _to_numpy(self._mean(tf.nest.map_structure(tf.convert_to_tensor, sums[0])))

@@ -59,8 +59,8 @@ def fit(
 
     Callbacks run in this process. With a coordinator, their batch methods are called for groups of steps, about 10
     times a second. The TensorBoard callback counts steps, and profiles this process. Steps, loss and metrics are
-    reported to the job (`tf4slurm.report`). After a stop request, fit saves a checkpoint and returns without
-    `on_epoch_end` for the unfinished epoch.
+    reported to the job (`tf4slurm.report`). After a stop request, fit saves a checkpoint, if it has `checkpoints`, and
+    returns without `on_epoch_end` for the unfinished epoch.
 
     Args:
         model: The model, created and compiled in `with strategy.scope():`. With a coordinator, its
@@ -69,23 +69,25 @@ def fit(
             Without a seed for `shuffle`, each worker shuffles in its own order, also after set_random_seed. Without a
             coordinator, a dataset is accepted too.
         coordinator: The chief's ClusterCoordinator, or None (default) without parameter servers.
-        epochs: The epoch at which to end, including the epochs of a restored checkpoint (default 1).
-        steps_per_epoch: Steps of all workers together. Required with a coordinator. Otherwise the default is the length
-            of the dataset.
+        epochs: Number of epochs after which to end, including those of a restored checkpoint and those before
+            `initial_epoch` (default 1).
+        steps_per_epoch: Number of steps in an epoch. With a coordinator, it is required, and counts the steps of all
+            workers together. Otherwise the default is the length of the dataset.
         validation_data: Function that returns a finite dataset, a dataset, or arrays such as (inputs, targets).
         validation_steps, validation_batch_size, validation_on: As `steps`, `batch_size` and `on` of `evaluate`.
         validation_freq: Number of epochs from one validation to the next (default 1).
         class_weight: The weight of each class in the loss, by class number, as in Keras.
         checkpoints: A `Checkpoints` object, or a directory whose newest checkpoint is restored. Both save after every
             epoch and on a stop request. The object may save more often.
-        initial_epoch: The number of the first epoch if no checkpoint is restored (default 0).
+        initial_epoch: The number of the first epoch, from 0, if no checkpoint is restored (default 0).
         verbose: 0 (silent), 1 (progress bar), 2 (a line per epoch) or "auto" (default): 1 in a terminal or notebook,
             else 2.
-        timeout_seconds: Timeout in seconds for a closure, including tracing (default 600).
+        timeout_seconds: With a coordinator, the longest time in seconds in which no closure completes, including
+            tracing (default 600).
 
     Raises:
-        TypeError, ValueError: An argument is invalid, or the model does not belong to the coordinator's strategy.
-            Nothing was started.
+        TypeError, ValueError: An argument is invalid, or the model does not belong to the coordinator's strategy. No
+            step was run.
         KerasError: Several workers cannot train the model, for example because a metric keeps a maximum.
         ParameterServerLostError, TrainingTimeoutError, TrainingError, CheckpointError: As for `run_steps`.
     """
@@ -172,7 +174,7 @@ class _Training:
     def _train_epoch(
         self, step_fn: KerasStep, epoch: int, callbacks: Any, last_step: int
     ) -> tuple[bool, dict[str, Any]]:
-        """Train to the end of an epoch. Return whether the job was asked to stop, and the epoch's logs."""
+        """Train to the end of an epoch, or until a stop. Return whether the job was asked to stop, and Keras's logs."""
         first, target = int(self.counter.numpy()), (epoch + 1) * self.steps
         seen = first - epoch * self.steps
         reported: tuple[int, dict[str, Any]] = (0, {})

@@ -2,10 +2,11 @@
 
 Without this module, Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). Keras
 also miscounts variables on a ps: it reads a variable and assigns the sum, so workers overwrite each other's counts.
-This module makes such additions atomic. Other code that would miscount raises KerasError.
+This module makes such additions atomic. Metrics and optimizers that would miscount raise KerasError. For other code,
+a warning is logged if it adds to a value that it has read before another assignment.
 
-The classes of Keras are patched when a process creates such a strategy. TensorFlow has imported Keras 3 by then, except
-with TF_USE_LEGACY_KERAS=1. If Keras 3 is imported later, it stays unpatched.
+The classes of Keras are patched when tf4slurm creates such a strategy or trains with one. TensorFlow has imported Keras
+3 by then, except with TF_USE_LEGACY_KERAS=1. If Keras 3 is imported later, it stays unpatched.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _patched: set[int] = set()
 
 
 def install_keras_limits() -> None:
-    """Patch the classes of Keras 3. Idempotent."""
+    """Patch the classes of Keras 3, if it is imported and uses TensorFlow. Idempotent."""
     keras = sys.modules.get("keras")
     if keras is None or id(keras) in _patched or not keras.__version__.startswith("3."):
         return
@@ -105,7 +106,11 @@ def _refuse_shards(initialize: Callable[..., Any], variable: Any, value: Any) ->
 
 
 def _add_atomically(assign: Callable[..., Any], variable: Any, value: Any) -> None:
-    """Make `v = v + x` and `v = v - x` atomic for a variable v on a ps."""
+    """Assign `value` to a Keras variable. If the variable v is on a ps, make `v = v + x` and `v = v - x` atomic.
+
+    Raises:
+        KerasError: The variable of a metric gets a value that is neither such a sum nor a constant.
+    """
     if "/job:ps/" not in str(variable._value.device) or not tf.is_symbolic_tensor(value):
         assign(variable, value)
     elif add_if_sum(variable._value, value):
@@ -119,7 +124,8 @@ def _add_atomically(assign: Callable[..., Any], variable: Any, value: Any) -> No
 def add_if_sum(variable: tf.Variable, value: Any) -> bool:
     """Add or subtract x atomically if the tensor `value` is `variable + x` or `variable - x`.
 
-    Return whether this was done. It is not done if this step has assigned the variable after reading it for `value`.
+    Return whether this was done. If this step has assigned the variable after reading it for `value`, log a warning and
+    return False.
     """
     kind, terms = value.op.type, list(value.op.inputs)
     if kind == "AddV2" and _reads(terms[1], variable):
@@ -168,7 +174,7 @@ def _warn_of_old_value(variable: str) -> None:
 
 
 def _note_metric(add_variable: Callable[..., Any], metric: Any, *arguments: Any, **options: Any) -> Any:
-    """Store the metric's name in the variable."""
+    """Create a variable of a metric, and store the metric's name in it."""
     variable = add_variable(metric, *arguments, **options)
     variable._tf4slurm_metric = metric.name
     return variable
@@ -227,7 +233,7 @@ def _refuse_stateless(*_: Any, **__: Any) -> None:
 
 
 def _limiting_strategy(strategy: Any) -> str | None:
-    """Return the name of the strategy if it has several processes, else None."""
+    """Return "ParameterServerStrategy", or "MultiWorkerMirroredStrategy" if it has several replicas, else None."""
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return "ParameterServerStrategy"
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.num_replicas_in_sync > 1:

@@ -15,7 +15,7 @@ _TABLE = "table"
 
 
 class ShardedEmbedding(keras.layers.Layer):  # type: ignore[misc]
-    """Turns integer ids into vectors, as keras.layers.Embedding does, with a table that is split over the ps.
+    """Turns integer ids into vectors, as keras.layers.Embedding does, with a table that is split over several ps.
 
     Each slice is a range of rows, which its ps looks up and updates. So a worker receives only the rows of its batch,
     while `keras.layers.Embedding` sends the whole table to the worker in every step.

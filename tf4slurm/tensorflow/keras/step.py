@@ -13,14 +13,14 @@ from keras.src.backend.common.global_state import get_global_attribute  # no pub
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.keras.limits import add_if_sum, refuse_metric
 
-_ADDED = "added to metric variable "  # with the variable's number, the name of what steps add to it
+_ADDED = "added to metric variable "  # and the variable's number: name of the sum of what steps add to this variable
 
 
 def build(model: Any, element_spec: Any) -> None:
     """Create all variables of the model, its optimizer and its metrics in the current strategy's scope.
 
-    Workers cannot create variables, so this comes before the first step. Only the forward pass, loss and metrics of one
-    batch are traced.
+    Workers cannot create variables, so call this before the first step. It traces at most the forward pass, loss and
+    metrics of one batch.
     """
     _forget_initialized_variables()
     scope = keras.StatelessScope(collect_losses=True)
@@ -61,7 +61,14 @@ class KerasStep:
         self._results = tf.function(self._compute_results).get_concrete_function(specs)
 
     def __call__(self, sums: dict[str, Any], batch: Any) -> dict[str, Any]:
-        """Run a step. Return `sums` plus the step's additions to the metrics, and plus its other results."""
+        """Run a step. Return `sums`, which is empty before the first step, plus what this step adds to the metrics.
+
+        If the step returns a dict with other names than the metrics have, the result also has the sums of its values.
+
+        Raises:
+            TrainingError: A metric created its variables in this step.
+            KerasError: As for `_StepScope.check_sums`.
+        """
         model = self._model
         with _StepScope(model.variables, self._variables) as scope:
             logs = self._method(batch)
@@ -135,7 +142,7 @@ class _StepScope(keras.StatelessScope):  # type: ignore[misc]
         self.state_mapping = {id(each): each.value for each in variables} | self._zeros
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Handle an assignment `variable.assign(value)` in the scope."""
+        """Handle an assignment `variable.assign(value)` in the scope. Keras calls this method."""
         variable, value = update
         if id(variable) in self._zeros:
             super().add_update(update)
@@ -148,7 +155,8 @@ class _StepScope(keras.StatelessScope):  # type: ignore[misc]
     def check_sums(self) -> None:
         """Raise KerasError for a metric that did something other than add to its variables.
 
-        What it adds must not depend on its variables, because they start at zero in each closure.
+        What it adds must not depend on its variables, because they start at zero in each closure. With run_eagerly,
+        nothing is checked.
         """
         if not self._zeros or not tf.is_symbolic_tensor(next(iter(self._zeros.values()))):
             return  # with run_eagerly, no graph shows which operation made a value

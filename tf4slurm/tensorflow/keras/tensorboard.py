@@ -65,6 +65,6 @@ class TensorBoardSteps:
             each._global_train_batch = (due if due > before else step) - 1  # on_train_batch_begin adds 1
 
     def close(self) -> None:
-        """Give the profiles back to the callbacks, which may be used again."""
+        """Let the callbacks, which may be used again, start and stop their profiles themselves."""
         for each in self._profiled:
             each._should_trace = True

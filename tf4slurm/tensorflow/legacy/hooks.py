@@ -1,6 +1,7 @@
 """Provide hooks for MonitoredTrainingSession.
 
-`StartBarrierHook` starts all workers together. `DoneHook` lets the ps exit after training.
+`StartBarrierHook` lets training start when the chief and all workers have a session. `DoneHook` lets each ps exit after
+training.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tf4slurm.tensorflow.legacy.queues import open_session, poll, queue_completi
 
 logger = logging.getLogger(__name__)
 
-_EXIT_SECONDS = 60.0  # a finished worker waits so long for the sessions of the others, which need its server
+_EXIT_SECONDS = 60.0  # a finished worker waits this long for the sessions of the others, which need its server
 _CLOSE_MILLISECONDS = 5000
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.1
@@ -42,6 +43,7 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         Raises:
             SlurmEnvironmentError: No cluster is given or found.
             ShutdownError: The cluster has no ps.
+            ValueError: `cluster` is not a tuple of three.
         """
         self._current = current_server_dictionary(cluster)
         if not self._current.ps_addresses:
@@ -56,7 +58,7 @@ class _StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             logger.warning("%s: the chief, or a ps, did not answer within %g s", current.task, seconds)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Register this task at the start barrier."""
+        """Record on ps 0 that this task has a session."""
         _arrive(self._current, self._start_seconds)
 
 
@@ -64,8 +66,10 @@ class DoneHook(_StartHook):
     """Sends this worker's completion signal to every ps after the worker's session is closed.
 
     Add the hook in every worker and the chief. Each ps calls `tf4slurm.shutdown.serve_until_done(server)`, with either
-    `method`. A worker that raises is reported as failed when its process exits. With SyncReplicasOptimizer, the chief's
-    session closes without the wait of `stop_grace_period_secs`, and workers that wait for its tokens end.
+    `method`. A worker that raises an exception is reported as failed when its process exits.
+
+    With SyncReplicasOptimizer, the chief's session closes without the wait of `stop_grace_period_secs`. Workers that
+    wait for the optimizer's tokens then end.
     """
 
     def __init__(self, cluster: ClusterAndTask | None = None, *, start_timeout_seconds: float = 300.0) -> None:
@@ -83,7 +87,7 @@ class DoneHook(_StartHook):
         super().begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Register this task at the start barrier. Let the session close after all hooks have used it."""
+        """Record on ps 0 that this task has a session. Let `coord.join`, which follows all hooks, close the session."""
         super().after_create_session(session, coord)
         coord.join = functools.partial(self._close_and_join, session, coord.join)
 
@@ -92,9 +96,10 @@ class DoneHook(_StartHook):
         self._is_done = True
 
     def _close_and_join(self, session: Any, join: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Close the session, then join its threads.
+        """Close the session, join its threads and, if training ended without an error, send the completion signal.
 
-        With an open session, a thread would wait 120 s for gradients that no worker sends.
+        Without an error, first wait at most 60 s until all training tasks have had a session. The session closes before
+        the join, because with an open session a thread would wait 120 s for gradients that no worker sends.
         """
         if self._is_done:
             self._wait_for_all()
@@ -121,7 +126,7 @@ class StartBarrierHook(_StartHook):
         """Wait until all training tasks have a session. A restarted task passes at once.
 
         Raises:
-            RendezvousTimeoutError: A task failed, or did not arrive in time.
+            RendezvousTimeoutError: A task failed without a session, or has none after `start_timeout_seconds`.
         """
         super().after_create_session(session, coord)
         missing = _wait_for_arrivals(self._current, self._current.training_tasks, self._start_seconds)
@@ -136,7 +141,10 @@ class StartBarrierHook(_StartHook):
 
 
 def _arrivals_table() -> tf.Tensor:
-    """Add a table on ps 0 to the current graph. It holds the training tasks that have ever created a session."""
+    """Add a table on ps 0 to the current graph. Return its handle.
+
+    The table holds the positions in `training_tasks` of those that have ever created a session.
+    """
     with tf.device("/job:ps/task:0"):
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="tf4slurm_arrivals")
 
@@ -150,7 +158,7 @@ def _arrive(current: ServerDictionary, timeout_seconds: float) -> None:
 
 
 def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:
-    """Wait until each of these tasks has arrived or failed, or until the timeout. Return those that did not arrive."""
+    """Wait until each of these tasks has had a session or failed, or until the timeout. Return those without one."""
     missing = tuple(tasks)
     channel = find_script_channel()
     with tf.Graph().as_default():
@@ -167,7 +175,7 @@ def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout
 
 
 def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> bool:
-    """Let every ps fetch a number from this task. Return whether this succeeded.
+    """Let every ps fetch a number from this task. Return whether this succeeded before the timeout.
 
     The chief also lets every ps fetch a number from every ps. Without this, the first training step could fail: after a
     ps has tried to connect to a task whose server does not run yet, gRPC's later connections fail for seconds. With
@@ -199,7 +207,7 @@ def _warm_up_connections(current: ServerDictionary, timeout_seconds: float) -> b
 
 
 def _close_token_queues() -> list[Any]:
-    """Return new operations that close the token queue of SyncReplicasOptimizer. Workers then wait for no token."""
+    """Return new operations that close SyncReplicasOptimizer's token queue, so that no worker waits for a token."""
     close = []
     for operation in tf.compat.v1.get_default_graph().get_operations():
         if operation.type == "FIFOQueueV2" and operation.get_attr("shared_name") == b"sync_token_q":

@@ -34,7 +34,10 @@ _signals: dict[Task, CompletionSignal] = {}
 
 
 def make_done_queue(ps_index: int, capacity: int) -> tf.queue.FIFOQueue:
-    """Add the done queue of a ps to the current graph. Scripts with `create_done_queue` rely on the queue's name."""
+    """Add the queue of a ps for `capacity` completion signals to the current graph.
+
+    Scripts that call `create_done_queue` rely on the queue's name.
+    """
     with tf.device(f"/job:ps/task:{ps_index}"):
         return tf.queue.FIFOQueue(capacity, tf.int32, shared_name=f"done_queue{ps_index}")
 
@@ -44,7 +47,7 @@ def open_session(current: ServerDictionary, ps_index: int) -> Iterator[tf.compat
     """Open a session of the current graph that uses only one ps, because all other tasks may have exited.
 
     Raises:
-        ShutdownError: The ps does not answer, by default within 5 s.
+        ShutdownError: An operation in the block failed, for example because the ps did not answer within 5 s.
     """
     device, target = f"/job:ps/task:{ps_index}", f"grpc://{current.ps_addresses[ps_index]}"
     milliseconds = int(1000 * _ANSWER_SECONDS)
@@ -67,10 +70,13 @@ def poll(
 ) -> Iterator[Any]:
     """Yield the value of `fetch` at intervals until the deadline. Wait for a ps that starts later, or is busy.
 
-    With one CPU, one operation such as a save can keep a ps busy for minutes. TensorFlow's error is the same for a ps
-    that has exited, but only the busy one still accepts connections.
+    `deadline` is a time of the monotonic clock. With one CPU, one operation such as a save can keep a ps busy for
+    minutes. TensorFlow's error is the same for a ps that has exited, but only the busy one still accepts connections.
 
     A single operation that waits on the ps would delay signal handlers, and could lose an item at its timeout.
+
+    Raises:
+        tf.errors.DeadlineExceededError: The ps has answered before, and has exited.
     """
     has_answered = False
     while True:
@@ -86,7 +92,11 @@ def poll(
 
 
 def run_when_free(session: tf.compat.v1.Session, address: str, operation: Any, timeout_seconds: float) -> None:
-    """Run an idempotent operation on a ps whose server has started. Repeat it while the ps is busy."""
+    """Run an idempotent operation on a ps whose server has started. Repeat it while the ps is busy.
+
+    Raises:
+        tf.errors.DeadlineExceededError: The ps is busy for longer than `timeout_seconds`, or has exited.
+    """
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
@@ -106,7 +116,14 @@ def _refuses_connections(address: str) -> bool:
 
 
 def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    """Wait in a ps until every training task has sent its completion signal. Return the tasks that failed."""
+    """Wait in a ps until every training task has sent its completion signal. Return the tasks that failed.
+
+    With an agent, the end of training also ends the wait. The tasks that sent no signal then count as failed.
+
+    Raises:
+        ShutdownTimeoutError: Some tasks sent no signal within `timeout_seconds`. None waits without a limit.
+        ShutdownError: The ps does not answer, or the tasks have different cluster specs.
+    """
     tasks = current.training_tasks
     deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     has_failed: dict[Task, bool] = {}
@@ -141,7 +158,10 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def fill_done_queue(current: ServerDictionary, capacity: int) -> None:
-    """Put `capacity` items into this ps's queue after the end of training, because a killed worker puts none."""
+    """Put up to `capacity` items into this ps's queue, whose script takes that many.
+
+    Call this after the end of training. A worker that was killed has put no item.
+    """
     with contextlib.suppress(ShutdownError), tf.Graph().as_default():  # the queue is full, or the ps has ended
         put = make_done_queue(current.task_index, capacity).enqueue(0)
         with open_session(current, current.task_index) as session:
@@ -150,7 +170,10 @@ def fill_done_queue(current: ServerDictionary, capacity: int) -> None:
 
 
 def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
-    """Return this process's completion signal to the queues. Hooks and `tf4slurm.shutdown` share it."""
+    """Return the object that sends this process's completion signal to the queues of all ps, and to its agent.
+
+    Hooks and `tf4slurm.shutdown` share the object, so that only one signal is sent.
+    """
     is_sent = False
 
     def send(failed: bool) -> None:
@@ -168,7 +191,7 @@ def queue_completion_signal(current: ServerDictionary) -> CompletionSignal:
 
 
 def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
-    """Send this task's completion signal to every ps, then raise the first error, if any."""
+    """Put this task's completion signal into the queue of every ps. Then raise the first ShutdownError, if any."""
     tasks = current.training_tasks
     if current.task not in tasks:  # an evaluator is outside the cluster, and no ps waits for it
         return
@@ -187,7 +210,10 @@ def _put_in_queues(current: ServerDictionary, failed: bool) -> None:
 
 
 def _decode(number: int, tasks: Sequence[Task]) -> tuple[Task, bool]:
-    """Return the task at the 1-based position abs(`number`), and whether it failed. A negative number is a failure."""
+    """Return the task of a queue's item, and whether the task failed.
+
+    The absolute value of `number` is the 1-based position in `tasks`. A negative number reports a failure.
+    """
     if not 0 < abs(number) <= len(tasks):
         raise ShutdownError(
             f"The done queue holds {number}, but the cluster has {len(tasks)} training tasks. Give every process the "
