@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import tf4slurm
-from tf4slurm.tensorflow.legacy.hooks import DoneHook, StartBarrierHook
+from tf4slurm.tensorflow import DoneHook, StartBarrierHook
 
 tf.disable_v2_behavior()
 parser = argparse.ArgumentParser()

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import tf4slurm
-from tf4slurm.tensorflow.legacy.hooks import DoneHook, StartBarrierHook
+from tf4slurm.tensorflow import DoneHook, StartBarrierHook
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 tf.disable_v2_behavior()
