@@ -50,7 +50,7 @@ def doctor(
 ) -> None:
     """Check Python, TensorFlow, Slurm, the run directory and the network, with advice for each problem.
 
-    The exit code is 3 if a check fails. This command changes nothing: it writes two small files beside the run
+    The exit code is 3 if a check fails. This command changes nothing: it writes small test files beside the run
     directories, and removes them.
     """
     if as_node:
@@ -98,9 +98,9 @@ def _show_progress(text: str) -> None:
 )
 @click.pass_obj
 def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, **options: Any) -> None:
-    """Run a chief, a ps and a worker that train with ParameterServerStrategy, and report what worked.
+    """Run a chief, a ps and a worker that train with ParameterServerStrategy, and print what worked.
 
-    The tasks run on this host. In a Slurm allocation they run on its hosts, and their number is that of the allocation.
+    The tasks run on this host. In a Slurm allocation they run on its hosts, with as many workers as it has tasks for.
     The test takes some seconds more than TensorFlow needs to start.
     """
     from tf4slurm.cli.terminal_output import PlainOutput

@@ -40,7 +40,7 @@ _OPTIONAL = ("ADDRESS", "HEARTBEAT", "MEMORY", "NODE")
 def status(jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
     """Show the state of jobs: each task's state, step and speed, or why a job is pending.
 
-    ID is Slurm's job id, its name with the id (train-4711), or its run directory; without one, the latest job.
+    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job.
     """
     if watch + web + as_json > 1:
         raise click.UsageError("--watch, --web and --json exclude each other.")
@@ -161,7 +161,7 @@ def list_(show_all: bool, as_json: bool) -> None:
 @job_argument(many=True)
 @verb_option("timeout", float, "Exit with code 124 after this time.", metavar="SECONDS", minimum=0)
 def wait(jobs: list[KnownJob], timeout: float | None) -> None:
-    """Wait until jobs have ended, and exit with the exit code of the first that failed.
+    """Wait until jobs have ended. The exit code is 0 if all succeeded, else that of the first ID that failed.
 
     Ctrl-C ends the wait, not the job.
     """
@@ -200,7 +200,7 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
 def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
     """Ask jobs to save and stop, and kill those that have not ended after their grace period.
 
-    A job that has ended is left as it is. The exit code is that of the first error.
+    For jobs that have ended nothing is done. The exit code is 0, or that of the first error.
     """
     exit_code = 0
     for job in jobs:
@@ -216,7 +216,7 @@ def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
 @job_argument(is_optional=False)
 @click.pass_obj
 def resume(environ: dict[str, str], /, job: KnownJob) -> None:
-    """Start a job again with the same options, in the same directory.
+    """Start an ended job again with the same options, in the same working directory.
 
     A submitted job is submitted again, and its new id is printed. A local job runs here. The script continues from its
     own checkpoint.

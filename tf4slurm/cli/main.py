@@ -48,7 +48,7 @@ _GROUPS = {
         "completion": ("main.completion", "Print the completion script of a shell."),
     },
 }
-"""The verbs in the groups of the help text, each with its module and function in `tf4slurm.cli` and its summary."""
+"""The verbs by group of the help text. Each has its module and function in `tf4slurm.cli`, and its line of help."""
 
 _VERBS = {verb: place for verbs in _GROUPS.values() for verb, place in verbs.items()}
 _EXAMPLES = (
@@ -77,7 +77,7 @@ class _Verbs(VerbGroup):
             sys.exit(_INTERRUPTED)
 
     def main(self, *args: Any, **values: Any) -> Any:
-        """Run the command line. A usage error becomes an `OptionError`, so that all errors are shown in one form."""
+        """Run the command line. A usage error of click becomes an `OptionError`, so that all errors have one form."""
         try:
             return super().main(*args, **{**values, "standalone_mode": False})
         except click.UsageError as error:
@@ -118,7 +118,7 @@ def completion(context: click.Context, /, shell: str) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line."""
+    """Run the command line of this process, and exit with its exit code."""
     if sys.argv[1:2] == ["task"]:  # before further imports, because the guard keeps the memory of this process
         from tf4slurm.system.guard import start_guard
 

@@ -1,4 +1,4 @@
-"""Explain usage errors of the command line: what was given, what was expected, what to do."""
+"""Write the messages for usage errors of the command line: what was given, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _VERBS = {
     "check": "tf4slurm doctor",
     "settings": "tf4slurm config show",
 }
-"""The commands that replace verbs of other programs."""
+"""The commands to suggest for names that are commands in other programs."""
 
 _OPTIONS = {
     "--num-gpus": "--gpus-per-worker",
@@ -57,11 +57,11 @@ _OPTIONS = {
     "--depend": "--dependency",
     "-f": "--follow",
 }
-"""The options of tf4slurm that replace options of other programs."""
+"""The options to suggest for names that are options in other programs."""
 
 
 def explain(error: click.UsageError) -> OptionError:
-    """Return the error to show for a usage error."""
+    """Return the error that tf4slurm shows for a usage error of click, with a hint and the command's --help."""
     context = error.ctx
     name = ""
     text = error.format_message()
@@ -80,7 +80,10 @@ def explain(error: click.UsageError) -> OptionError:
 
 
 def explain_verb(name: str, verbs: Sequence[str], program: str) -> str:
-    """Return the message for a verb that `program`, such as "tf4slurm config", does not have."""
+    """Return the message for a command `name` that `program`, such as "tf4slurm config", does not have.
+
+    `verbs` are the commands that it has.
+    """
     if name in _VERBS and "run" in verbs:
         hint = f" Use {_VERBS[name]}."
     elif "run" in verbs and ("." in name or "/" in name or name.startswith("python")):
@@ -92,10 +95,15 @@ def explain_verb(name: str, verbs: Sequence[str], program: str) -> str:
 
 
 def check_separator(context: click.Context, arguments: Sequence[str], command: Sequence[str]) -> None:
-    """Refuse options in COMMAND without "--" before it: they may be meant for tf4slurm or for the script.
+    """Refuse a COMMAND that contains options but has no "--" before it: is an option for tf4slurm or for the script?
+
+    Args:
+        context: The context of the verb, such as "tf4slurm run".
+        arguments: All arguments of the verb.
+        command: The arguments that are COMMAND, at the end of `arguments`.
 
     Raises:
-        click.UsageError: COMMAND has options, and there is no "--" before it.
+        click.UsageError: COMMAND contains options, and there is no "--" before it.
     """
     before = list(arguments[: len(arguments) - len(command)])
     if before[-1:] == ["--"] or not any(word.startswith("-") for word in command):
@@ -118,7 +126,7 @@ def _of(context: click.Context | None) -> str:
 
 
 def _find_option(name: str, context: click.Context | None) -> str:
-    """Return a hint for an unknown option: similar options, or the verbs that have it."""
+    """Return a hint for an unknown option: the verbs that have it, or similar options."""
     if context is None:
         return ""
     known = _options_of(context.command)

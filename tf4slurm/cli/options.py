@@ -16,16 +16,22 @@ from tf4slurm.spec.options import Option, options_of
 from tf4slurm.spec.settings import NO_SITE, SITE, SettingsPaths, fill_in, read_settings
 
 HOST_OPTIONS = ("runs_directory", "interface", "ports")
-"""The fields of `JobSpec` for the files and the network of a job."""
+"""The fields of `JobSpec` that depend on the host: the parent of run directories, and the network."""
 
 ARGUMENTS = "tf4slurm.arguments"
-"""The key in a click context's `meta` for the arguments of a verb."""
+"""The key with which `JobVerb` keeps the arguments of a verb in the `meta` of click's context."""
 
 _COMPLETION_SECONDS = 2.0
 
 
 def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> Decorator:
-    """Return a decorator that adds a verb's options and its command, or only the options in `names`."""
+    """Return a decorator that adds options to the function of a verb.
+
+    Args:
+        verb: Name of the verb. Options that are declared for other verbs only are left out.
+        cls: The class whose fields declare the options.
+        names: Fields to restrict the options to. Without them, all options and the argument COMMAND are added.
+    """
     found = [each for each in options_of(cls).values() if not each.verbs or verb in each.verbs]
     decorators = [_click_option(each) for each in found if not names or each.name in names]
     if not names:
@@ -40,7 +46,10 @@ def job_options(verb: str, cls: type = JobSpec, names: Sequence[str] = ()) -> De
 
 
 class JobVerb(Verb):
-    """A verb with a COMMAND for the tasks. Its arguments are kept in the context, for a comment in the batch script."""
+    """A verb with an argument COMMAND, which the tasks run.
+
+    The arguments of the verb are kept in click's context, because a comment in the batch script shows them.
+    """
 
     allow_interspersed_args = False
 
@@ -59,7 +68,7 @@ class _GroupedOption(click.Option):
 
 
 def verb_option(name: str, kind: type, help: str, default: Any = None, **declaration: Any) -> Decorator:
-    """Add an option that only this verb has. `declaration` has further fields of `Option`."""
+    """Return a decorator that adds an option to one verb only. `declaration` has further fields of `Option`."""
     each = Option(name, kind, is_list=False, choices=(), default=default, help=help, **declaration)
     return _click_option(each, callback=lambda _context, _parameter, value: each.convert(value))
 
@@ -73,22 +82,29 @@ def _click_option(each: Option, **values: Any) -> Decorator:
 
 
 def site_option(function: Callable[..., None]) -> Callable[..., None]:
-    """Add --site to a verb that reads settings."""
+    """Decorate the function of a verb that reads settings: add the option --site."""
     text = 'Profile of the cluster; "none" reads no settings from files and variables. See "tf4slurm config".'
     finish = complete(lambda _: (NO_SITE, *SettingsPaths.from_environ(os.environ).sites()))
     return click.option("--site", help=text, shell_complete=finish)(function)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given on the command line."""
+    """Return the values of those options that were given on the command line: neither None nor ()."""
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a job from the command line and the settings. Print the settings files to stderr.
+    """Return the fields of a job from the command line, and for other options from settings files and variables.
+
+    The paths of settings files that set an option are printed to standard error.
+
+    Args:
+        cls: `JobSpec` or `BatchSpec`.
+        values: The values of click's options. The entry "site" is removed.
 
     Raises:
         SettingsError, UntrustedFileError: A settings file cannot be used.
+        OptionError: A value is invalid, or two options exclude each other.
     """
     settings = read_settings(environ, values.pop(SITE))
     files = sorted({setting.origin for setting in settings.values() if os.path.isabs(setting.origin)})

@@ -36,14 +36,14 @@ _MAX_SEARCH_SECONDS = 10.0
 
 
 def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
-    """Return the job and the tasks that the arguments of `logs` name. Without ID, the job is the latest one."""
+    """Split the arguments of `logs` into the job (without ID, the latest one) and the names of tasks."""
     if words and (not _TASK.fullmatch(words[0]) or os.path.isdir(words[0])):
         return api.find(words[0]), words[1:]
     return api.find(None), words
 
 
 def _find_words(context: click.Context, parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Complete an id, or a task of the job that the first word names."""
+    """Return the completions of `start`: ids and names of jobs, and tasks of the job that the first word names."""
     words = context.params.get("words") or ()
     try:
         job, _ = _split(words)
@@ -89,8 +89,8 @@ def _time_before_now(text: str) -> float:
 def logs(words: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
     """Print the output of a job's tasks, over all attempts.
 
-    ID is Slurm's job id, its name with the id (train-4711), or its run directory; without one, the latest job. TASK is
-    a task such as chief/0, or a pattern such as 'worker/*'; without one, all tasks.
+    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job. TASK is a
+    task such as chief/0, or a pattern such as 'worker/*'; without one, all tasks.
     """
     job, tasks = _split(words)
     names = {log.task for log in find_logs(job.run_directories, tasks)}
@@ -123,7 +123,7 @@ def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
 
     Of two jobs, write a page that compares them, by default comparison.html in the run directory of the first one.
 
-    ID is Slurm's job id, its name with the id (train-4711), or its run directory; without one, the latest job.
+    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job.
     """
     if len(jobs) > 2:
         raise click.UsageError(f"{len(jobs)} jobs were given: a report shows one job, or compares two.")
@@ -147,7 +147,7 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
     """Start TensorBoard on a job's event files, on this host's loopback address.
 
     If TensorBoard is not installed, this command prints how to install it. Event files are searched in the run
-    directory and in the directory that the job was started in. Files older than the job are ignored.
+    directory, or if it has none, in the directory that the job was started in. Files older than the job are ignored.
     """
     logdir = logdir or _find_event_files(latest_run(job))
     command = ["tensorboard", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]
@@ -165,7 +165,13 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
 
 
 def _find_event_files(run: RunDirectory) -> Path:
-    """Return the deepest directory that contains all event files found within 10 s."""
+    """Return the deepest directory that contains all event files of the job that a search of 10 s finds.
+
+    The run directory is searched first, and the directory that the job was started in only if it has none.
+
+    Raises:
+        RunDirectoryError: No event files were found.
+    """
     try:
         started = (run.path / "job.json").stat().st_mtime
     except OSError:

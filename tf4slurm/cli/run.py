@@ -1,6 +1,6 @@
 """Run a job or one of its tasks: `tf4slurm run` and `tf4slurm task`.
 
-Each of the two imports the modules that only it needs, so that agents start faster.
+Each of the two functions imports the modules that only it needs, so that an agent (`tf4slurm task`) starts faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tf4slurm.system.variables import ANSWER_VARIABLE
 @job_options("run")
 @click.pass_obj
 def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any) -> None:
-    """Run COMMAND once per task as one TensorFlow cluster, and end all processes, whatever fails.
+    """Run COMMAND once per task as one TensorFlow cluster, and end all its processes, whatever fails.
 
     Outside of Slurm the tasks are local processes; inside a Slurm allocation srun starts them. COMMAND stands after
     "--" and finds its role and the cluster in TF_CONFIG.
@@ -69,7 +69,7 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
 def task(environ: dict[str, str], /, **options: Any) -> None:
     """Run as one task of a job: srun starts this command on every task.
 
-    Under "tf4slurm run" the environment describes the task. Alone, as in "srun -n4 tf4slurm task --ps 1 -- python
+    Under "tf4slurm run", environment variables describe the task. Alone, as in "srun -n4 tf4slurm task --ps 1 -- python
     train.py", the options determine the roles, and rank 0 runs the launcher. COMMAND is that of "tf4slurm run".
     Settings files and TF4SLURM_<OPTION> variables are not read.
     """

@@ -1,4 +1,4 @@
-"""Provide what several verbs use: command classes, the argument ID, messages, tables and completion."""
+"""Provide what several verbs use: classes of click commands, the argument ID, messages, tables, shell completion."""
 
 from __future__ import annotations
 
@@ -80,7 +80,12 @@ class VerbGroup(_WithExamples, click.Group):
 
 
 def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
-    """Add the argument `job`, or with `many` the argument `jobs`. If `is_optional`, the default is the latest job."""
+    """Return a decorator that adds the argument ID, which the function gets as the `KnownJob` `job`.
+
+    Args:
+        many: Whether several ids may be given. The function then gets a list, `jobs`.
+        is_optional: Whether the id may be omitted. The job is then this user's latest one.
+    """
     from tf4slurm import api
 
     def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
@@ -96,20 +101,26 @@ def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
 
 
 def note(text: str) -> None:
-    """Print a message to standard error."""
+    """Print a message to standard error, after "tf4slurm: "."""
     click.echo(f"tf4slurm: {text}", err=True)
 
 
 def paint(text: str, colour: str) -> str:
-    """Return text in a colour if standard output is a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    """Return text in bold and a colour for standard output.
+
+    It is returned unchanged if standard output is no terminal or NO_COLOR is set (https://no-color.org).
+    """
     is_plain = click.get_current_context().obj.get("NO_COLOR") or not sys.stdout.isatty()
     return text if is_plain else click.style(text, fg=colour, bold=True)
 
 
 def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: TextIO) -> list[str]:
-    """Return rows as `format_table` does, without some columns if the terminal is too narrow.
+    """Return the lines of a table as `format_table` does. If `stream` is a narrow terminal, columns are left out.
 
-    `optional` are the columns that may be left out, in this order.
+    Args:
+        rows: The rows. The first one has the headings.
+        optional: The headings of columns that may be left out, in the order in which they are.
+        stream: The stream to which the lines will be printed.
     """
     import shutil  # imported here, because it imports three compression libraries
 
@@ -124,12 +135,15 @@ def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: Te
 
 
 def complete(find: Callable[[click.Context], Iterable[str]]) -> _Completion:
-    """Return a function for click that completes the names that `find` returns."""
+    """Return a `shell_complete` function for click: it offers the names from `find` that begin with the typed text."""
     return lambda context, _, start: [CompletionItem(name) for name in find(context) if name.startswith(start)]
 
 
 def find_jobs(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Complete the id or the name of a job. The help text of an id is the name, and that of a name is the id."""
+    """Return the ids and names of this user's latest 50 jobs that begin with `start`, for shell completion.
+
+    The help text of an id is the job's name, and that of a name is the job's id.
+    """
     from tf4slurm.jobs.registry import registered_jobs
 
     found: dict[str, str] = {}

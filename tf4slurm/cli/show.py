@@ -41,7 +41,7 @@ def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as
     examples=("tf4slurm config show --origin", "tf4slurm config init", "tf4slurm config show --site generic"),
 )
 def config() -> None:
-    """Show the settings: default values of options, from settings files, variables and site profiles."""
+    """Show the settings: default values of options that settings files, variables and site profiles set."""
 
 
 @config.command(examples=("tf4slurm config show --origin",))
@@ -67,7 +67,7 @@ def profiles(environ: dict[str, str], /) -> None:
 @config.command(examples=("tf4slurm config path",))
 @click.pass_obj
 def path(environ: dict[str, str], /) -> None:
-    """Print the settings files. Later files override earlier ones."""
+    """Print the paths of the settings files. Later files override earlier ones."""
     paths = SettingsPaths.from_environ(environ)
     for directory in reversed(paths.site_directories):
         click.echo(f"{directory}/NAME.toml")

@@ -68,19 +68,19 @@ def script(context: click.Context, /, **options: Any) -> None:
 
 
 def make_spec(context: click.Context, options: dict[str, Any]) -> BatchSpec:
-    """Return the job that a verb's options describe."""
+    """Return the batch job that the options of a verb and the settings describe. See `read_options` for errors."""
     return BatchSpec(**read_options(BatchSpec, context.obj, options), made_by=_made_by(context))
 
 
 def _made_by(context: click.Context) -> tuple[str, ...]:
-    """Return the command that submits the job, without --dry-run and --test-only."""
+    """Return the `tf4slurm submit` command that submits this job: the given options but --dry-run and --test-only."""
     arguments = list(context.meta[ARGUMENTS])
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return ("tf4slurm", "submit", *(word for word in arguments[:end] if word not in _PRINT_ONLY), *arguments[end:])
 
 
 def _print_script(spec: BatchSpec) -> None:
-    """Print the script unchanged, even where a name in it is not UTF-8."""
+    """Print the batch script byte for byte, also file names in it that are not UTF-8."""
     with naming_standard_output():
         sys.stdout.buffer.write(api.script(spec).encode("utf-8", "surrogateescape"))
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Print a job on the terminal: the output of its tasks, its events, and a summary at the end."""
+"""Print a job's progress on the terminal: the output of its tasks, its events, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ _DRAW_SECONDS = 0.1
 
 
 class PlainOutput(TerminalOutput):
-    """Prints the tasks' output to `output`, and the job's events and summary to `notes`. Routine events are omitted."""
+    """Prints the tasks' output to `output`, and the job's events and summary to `notes`.
+
+    Only events whose kind has `is_on_terminal` in `EVENT_KINDS` are printed.
+    """
 
     def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
-        """Create the output. Without `output`, the tasks' output and the summary of a successful job are omitted."""
+        """Create it. If `output` is None, neither the tasks' output nor the summary of a successful job is printed."""
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -54,9 +57,9 @@ class PlainOutput(TerminalOutput):
 
 
 class LiveOutput(PlainOutput):
-    """Prints the same lines above a live line with the phase of the job.
+    """Prints the lines of `PlainOutput` above a last line that is updated: the job's phase and duration.
 
-    A thread of rich draws the live line, so that a paused terminal (Ctrl-S) does not block the launcher.
+    A thread of rich draws the last line, so that a paused terminal (Ctrl-S) does not block the launcher.
     """
 
     def __init__(self, num_tasks: int) -> None:
@@ -93,7 +96,7 @@ class LiveOutput(PlainOutput):
         return self._spinner
 
     def _describe(self, state: JobState | None) -> str:
-        """Return the phase and the number of tasks that have completed it."""
+        """Return the job's phase and how many tasks have completed it, such as "importing 3/4"."""
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
         now = time.monotonic()
@@ -112,7 +115,7 @@ class LiveOutput(PlainOutput):
 
 
 class _ConsoleStream:
-    """A stream that prints above the live line."""
+    """A stream that prints above the line that is updated."""
 
     def __init__(self, console: Any) -> None:
         self._console = console
@@ -125,14 +128,14 @@ class _ConsoleStream:
 
 
 def make_terminal_output(num_tasks: int) -> PlainOutput:
-    """Return live output if standard error is a terminal, else plain output."""
+    """Return a `LiveOutput` if standard error is a terminal, else a `PlainOutput`."""
     if sys.stderr.isatty():
         return LiveOutput(num_tasks)
     return PlainOutput(num_tasks, LineWriter(sys.stdout), LineWriter(sys.stderr))
 
 
 def summary(result: Result) -> list[str]:
-    """Return the lines of the summary: the tasks, the end of the job, and the paths of logs and report."""
+    """Return the lines of the summary: a table of the tasks, how the job ended, and the paths of logs and report."""
     file = result.file
     rows = [("task", "node", "address", "started", "ended", "end"), *map(_row, file.tasks)]
     lines = ["", *format_table(rows), "", *_describe_end_of(file), *(f"WARNING: {text}" for text in file.warnings)]

@@ -29,7 +29,7 @@ _OUTPUT_HELP = "File for the output. [default: <run directory>/worker-%A_%a.out]
 def grow(
     environ: dict[str, str], /, job: KnownJob, workers: int, dry_run: bool, site: str | None, **options: Any
 ) -> None:
-    """Add workers to a running job: submit a job array of Slurm whose elements join the job.
+    """Add workers to a running job: submit a job array to Slurm, each element of which joins the job as a worker.
 
     Each worker takes part in training as soon as it has started, if the chief's script calls parameter_server_strategy
     or job_strategy of tf4slurm.tensorflow. It may leave at any time, so a preemptible partition is suitable. The array
@@ -51,7 +51,7 @@ def grow(
 def shrink(job: KnownJob, workers: int) -> None:
     """Remove workers that "tf4slurm grow" added: pending ones first, then the newest.
 
-    Their jobs of Slurm are cancelled. A worker that trains ends its running closure first, for at most 20 s.
+    Their Slurm jobs are cancelled. A worker that trains first finishes the function that it computes, for at most 20 s.
     """
     for job_id in api.shrink(job, workers):
         click.echo(job_id)
@@ -63,8 +63,8 @@ def shrink(job: KnownJob, workers: int) -> None:
 def join(environ: dict[str, str], /, job: KnownJob) -> None:
     """Run one more worker of a running job in this process, until the job ends or this process receives SIGTERM.
 
-    This is the command of the jobs that "tf4slurm grow" submits. It also works in any
-    allocation, and beside a local job.
+    This is the command of the jobs that "tf4slurm grow" submits. It also works in any allocation, and beside a local
+    job.
     """
     from tf4slurm.joining.join import join_job
 

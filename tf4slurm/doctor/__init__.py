@@ -1,1 +1,1 @@
-"""Check host, cluster and software for obstacles to running a job, and give advice for each obstacle."""
+"""Check host, cluster and software for problems that jobs would have, and give advice for each problem."""

@@ -1,4 +1,4 @@
-"""Describe this process's environment for `tf4slurm env`: step, layout, address, cluster spec and warnings."""
+"""Describe the job of this process for `tf4slurm env`: Slurm step, layout, address, cluster spec and warnings."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ def describe_environment(
     task_types: Sequence[str] | None = None,
     ports: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Describe this process's job, and the address and TF_CONFIG that tf4slurm would choose.
+    """Describe the Slurm job and step of this process, and the address and TF_CONFIG that a task here would have.
 
     Args:
+        environ: This process's environment variables.
         interface: The network whose address a task uses, as for `task_address`.
-        task_types: Task type of each rank. If TF_CONFIG is not set, it is computed from `task_types` and `ports`.
+        task_types: Task type of each rank of the step, such as ["ps", "worker"]. If TF_CONFIG is not set, it is
+            computed from `task_types` and `ports`.
+        ports: Ports that the tasks may use. Empty for those that Slurm reserves.
 
     Returns:
-        {"where", "step", "nodes_by_rank", "address", "interfaces", "tf_config", "warnings"}. Missing values are None.
+        A dictionary with the keys "where", "step", "nodes_by_rank", "address", "interfaces", "tf_config" and
+        "warnings". A value that is unknown is None. The warnings are sentences, also about failures to find a value.
+
+    Raises:
+        SlurmEnvironmentError: A variable of the Slurm step is missing or invalid.
+        ValueError: TF_CONFIG is not JSON.
     """
     step = SlurmStep.from_environ(environ) if is_in_step(environ) else None
     warnings: list[str] = []
@@ -65,7 +73,7 @@ def describe_environment(
 
 
 def format_environment(description: Mapping[str, Any]) -> str:
-    """Return the text that shows a description on a terminal."""
+    """Return the text that shows the result of `describe_environment` on a terminal."""
     sections = {
         "Process": [("this process", description["where"])],
         "Slurm step": list(_step_rows(description["step"] or {})),

@@ -1,4 +1,4 @@
-"""Merge the findings of checks over nodes, and format them for a terminal or an issue."""
+"""Merge the findings of several nodes, and format findings for a terminal or an issue."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: "fail" if the problem prevents or ends any job, "warn" if only the jobs that `text` names, else "ok".
+        level: "fail" for a problem with which no job works, "warn" for one that affects some jobs, else "ok".
         topic: Short name of the check, such as "python".
-        text: The result in one line without a full stop, the same on all nodes with the same result.
+        text: The result in one line without a full stop. Equal results of several nodes have the same text.
         advice: Recommended action in one or two sentences, or empty.
         detail: Facts that differ from node to node, such as addresses.
-        nodes: The nodes with this result. Empty means all checked nodes, or the whole cluster.
+        nodes: The nodes with this result. Empty if all checked nodes have it, or if it is not about a node.
     """
 
     level: Level
@@ -46,14 +46,15 @@ class Finding:
 
 
 def warn_unless(is_ok: bool, topic: str, text: str, *, problem: str, advice: str) -> Finding:
-    """Return an "ok" finding if `is_ok`, else a "warn" finding with `problem` appended to `text`."""
+    """Return an "ok" finding with `text` if `is_ok`, else a "warn" finding with `text + problem` and `advice`."""
     return Finding("ok", topic, text) if is_ok else Finding("warn", topic, text + problem, advice)
 
 
 def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
-    """Merge equal findings of several nodes into one. Its `nodes` are empty if all nodes have the finding.
+    """Merge findings of several nodes that are equal except for `detail` into one finding.
 
-    Findings of one topic become adjacent.
+    Its `detail` has the details of all its nodes. Its `nodes` are empty if all nodes have the finding. Findings of the
+    same topic follow each other in the result.
     """
     details: defaultdict[Finding, dict[str, str]] = defaultdict(dict)  # by node
     for node, findings in by_node.items():
@@ -71,12 +72,12 @@ def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
 
 
 def exit_code_of_findings(findings: Iterable[Finding]) -> int:
-    """Return 3 if a finding is a failure, else 0."""
+    """Return 3 if a finding has the level "fail", else 0."""
     return EXIT_PREFLIGHT if any(finding.level == "fail" for finding in findings) else 0
 
 
 def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], str]) -> list[str]:
-    """Return the lines that show findings on a terminal. `colour` returns a text in the colour of a level."""
+    """Return the lines that show findings on a terminal. `colour(level, text)` returns the text in a level's colour."""
     lines = []
     for finding in findings:
         detail = f" ({finding.detail})" if finding.detail else ""
@@ -97,14 +98,14 @@ def summarize(findings: Sequence[Finding], next_step: str) -> str:
 
 
 def format_report(findings: Iterable[Finding]) -> str:
-    """Return versions and findings for an issue, without the user's name and home directory."""
+    """Return the text of `tf4slurm doctor --report`: versions and findings, after `hide_user`."""
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     head = [f"tf4slurm {__version__}, Python {platform.python_version()}, {system}", time.strftime("%Y-%m-%d %H:%M")]
     return hide_user("\n".join([*head, "", *format_findings(findings, lambda _, text: text)]))
 
 
 def hide_user(text: str) -> str:
-    """Replace this user's home directory with "~", and the user's name in other paths with "USER"."""
+    """Return the text with "~" for this user's home directory, and "USER" for the user's name in other paths."""
     home = str(home_directory(os.environ) or "").rstrip("/")
     if home:
         text = re.sub(re.escape(home) + _END_OF_NAME, "~", text)

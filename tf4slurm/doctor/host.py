@@ -1,4 +1,4 @@
-"""Check one host: its software, run directory, interfaces, proxies, limits, ports, and MUNGE."""
+"""Check one host: software, directory for run directories, interfaces, proxies, open files, ports, and MUNGE."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def check_host(
     """Run all checks of this host.
 
     Args:
-        spec: The job whose `runs_directory`, `interface` and `ports` are checked.
+        spec: The options `runs_directory`, `interface` and `ports` of this job are checked.
         is_quick: Whether to skip the checks that start TensorFlow and pip.
-        probe_name: Unique name of the test file that this host writes into the run directory.
+        probe_name: Unique part of the name of the test file that is written into `runs_directory` for a moment.
 
     Returns:
-        The findings, and the clock skew (see `probe_file`). The skew is None if the test file cannot be written.
+        The findings, and the clock skew in seconds (see `probe_file`), or None if the test file cannot be written.
     """
     directory, skew = check_directory(spec.runs_directory, probe_name)
     findings = [
@@ -61,7 +61,11 @@ def check_host(
 
 
 def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, float | None]:
-    """Check that a test file can be written. Return the finding, and the clock skew from `probe_file` or None."""
+    """Check that a test file can be written into `runs_directory`, and that its file system is not in memory.
+
+    Returns:
+        The finding, and the clock skew in seconds (see `probe_file`), or None if the test file cannot be written.
+    """
     text = f"run directories in {runs_directory.absolute()}"
     path = probe_path(runs_directory, probe_name)
     try:
@@ -82,7 +86,10 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def check_shared(runs_directory: Path, probe_name: str) -> Finding:
-    """Check that hosts share the directory: a test file of the launcher's host must appear in it within 5 s."""
+    """Check that this node shares `runs_directory` with the launcher's host.
+
+    The test file `probe_name` of the launcher's host must appear in the directory within 5 s.
+    """
     deadline = time.monotonic() + _VISIBLE_SECONDS
     while not (is_visible := probe_path(runs_directory, probe_name).exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -93,7 +100,7 @@ def check_shared(runs_directory: Path, probe_name: str) -> Finding:
 
 
 def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
-    """Check that the nodes' clocks agree. The clock skew of each node is in seconds."""
+    """Check that the clocks of the nodes agree within 2 s. `skew_by_node` has results of `probe_file` in seconds."""
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:
@@ -104,7 +111,7 @@ def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
 
 
 def probe_path(runs_directory: Path, name: str) -> Path:
-    """Return the path of a test file in the directory or in its nearest existing parent."""
+    """Return the path of a test file in `runs_directory`, or in its nearest parent that exists."""
     path = runs_directory.absolute()
     parent = next((each for each in (path, *path.parents) if each.exists()), path)
     return parent / f".tf4slurm-doctor-{name}"
@@ -112,11 +119,11 @@ def probe_path(runs_directory: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def probe_file(path: Path) -> Iterator[float]:
-    """Write a small test file, and remove it after the block.
+    """Write a test file of 64 KB, and remove it after the block.
 
     Yields:
-        The smallest clock skew in seconds that explains the file's time. A positive skew means that the file server's
-        clock is ahead.
+        The clock skew in seconds: how far the file's modification time is outside of the time in which this host wrote
+        the file. It is 0 for a time within, and positive if the file server's clock is ahead of this host's.
 
     Raises:
         OSError: The file cannot be written.
@@ -152,7 +159,7 @@ def _check_interfaces(interface: str | None, node: str) -> Finding:
 
 
 def _check_proxies(environ: Mapping[str, str], addresses: Sequence[str]) -> Finding:
-    """Warn if gRPC would use a proxy for these addresses. Hide the proxy's URL: it can contain a password."""
+    """Warn if gRPC would use a proxy for these addresses. The proxy's URL is not shown: it can contain a password."""
     proxy = next((name for name in PROXY_VARIABLES if environ.get(name)), None)
     if proxy is None:
         return Finding("ok", "proxy", "no proxy is set")
@@ -188,7 +195,7 @@ def _check_open_files() -> Finding:
 
 
 def _check_ports(candidates: Sequence[int]) -> Finding:
-    """Check that ports can be bound: at most 64 of the candidates, or any port without candidates."""
+    """Check that one of the first 64 candidates is a free port, or without candidates, that any port can be bound."""
     tried = candidates[:_MAX_PORTS]
     try:
         num_free = sum(map(_is_free, tried or (0,)))

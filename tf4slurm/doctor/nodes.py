@@ -1,9 +1,10 @@
 """Check the nodes of an allocation, their network and the shared directory (`tf4slurm doctor --on-nodes`).
 
-One Slurm step runs `run_node` on each node. Questions and answers are only sent through srun's pipes, so no other
-process can take part. Each node reads two lines of JSON, and answers each with one line. The first is a `NodeTask`: the
-node checks itself. The second is the list of peers: the node checks that it reaches them. A node exits when its input
-ends.
+"The launcher's host" is the host on which the doctor runs, because a launcher started here would run there. The doctor
+starts one Slurm step that runs `run_node` on each node. Questions and answers are sent only through srun's pipes, so no
+other process can take part. Each node reads two lines of JSON, and answers each with one line. After the first line, a
+`NodeTask`, the node checks itself. After the second, the list of `Peer` objects, it checks that it reaches these hosts.
+A node exits when its input ends.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ _MAX_ERROR_LINES = 5
 
 @dataclass(frozen=True)
 class NodeTask:
-    """The checks that a node shall make.
+    """What each node needs to check itself: options of a job, and facts about the launcher's host.
 
     Attributes:
-        name: Unique part of the test files' names.
+        name: Unique part of the names of test files in `runs_directory`.
         secret: The secret of the reachability checks.
-        has_probe: Whether the launcher's host has written a test file.
-        credential: MUNGE credential of the launcher's host; None if MUNGE does not work there.
+        is_quick: Whether to skip the checks that start TensorFlow and pip.
+        has_probe: Whether the launcher's host has written a test file, which the node must find.
+        credential: MUNGE credential of the launcher's host, which the node must be able to decode. None if MUNGE does
+            not work on the launcher's host.
     """
 
     name: str
@@ -73,8 +76,9 @@ class Peer:
 
     Attributes:
         rank: Rank in the step. For the launcher's host, which has no rank, it is the number of nodes.
-        addresses: The addresses of the host, each with the name of its interface.
-        own_address: The address that a task would use on the host, or None if there is none.
+        port: The port on which the host answers, at all its addresses.
+        addresses: Name of the interface of each address of the host.
+        own_address: The address that a task on the host would use, or None if there is none.
     """
 
     rank: int
@@ -91,6 +95,11 @@ async def check_nodes(
     environ: Mapping[str, str], spec: JobSpec, *, is_quick: bool, on_progress: Callable[[str], None]
 ) -> list[Finding]:
     """Run the checks on each node of this allocation, and return the merged findings.
+
+    Args:
+        spec: The options `runs_directory`, `interface` and `ports` of this job are checked.
+        is_quick: Whether to skip the checks that start TensorFlow and pip.
+        on_progress: Called with a text before each part of the work.
 
     Raises:
         SlurmEnvironmentError: This process is not in an allocation.
@@ -136,7 +145,7 @@ async def check_nodes(
 async def _ask_nodes(
     num_nodes: int, own_name: str, environ: Mapping[str, str], task: NodeTask, on_progress: Callable[[str], None]
 ) -> tuple[list[Any], list[Finding]]:
-    """Return the nodes' answers to `task`, and the findings about missing nodes and reachability."""
+    """Return the answers of the nodes to `task`, and the findings about missing and unreachable nodes."""
     async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
         launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
         on_progress(f"checking {num_nodes} nodes")
@@ -157,12 +166,14 @@ async def _ask_nodes(
 def check_reach(
     peers: Sequence[Peer], launcher: Peer, faults: Mapping[int, Sequence[tuple[int, str, str]]]
 ) -> list[Finding]:
-    """Return a finding for each unreachable address, or one finding if all are reachable.
+    """Return a finding for each address that a node cannot reach, or one "ok" finding if there is no such address.
 
     For the launcher's host one reachable address suffices, because agents try its addresses one by one.
 
     Args:
-        faults: (rank, address, reason) of each unreachable address, by the rank of the checking node.
+        peers: The nodes.
+        launcher: The launcher's host.
+        faults: By the rank of the node that checked: (rank, address, reason) of each host's address it cannot reach.
     """
     # Nodes without an address have their own finding.
     names = {peer.rank: peer.node for peer in peers if peer.own_address is not None}
@@ -234,7 +245,7 @@ async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIter
 
 
 class _NodeStep:
-    """Sends questions to the tasks of the step, and keeps their answers and the first lines of srun's errors."""
+    """Sends questions to the tasks of the step, and keeps their answers and the first 5 lines of srun's errors."""
 
     def __init__(self, num_nodes: int, stdin: asyncio.StreamWriter) -> None:
         self._stdin = stdin
@@ -244,9 +255,9 @@ class _NodeStep:
         self.error_lines: list[str] = []
 
     async def ask(self, question: Any, seconds: float) -> dict[int, Any]:
-        """Send one line to all nodes, and return their answers by rank.
+        """Send `question` to all nodes, and return the answers that arrive within `seconds`, by rank.
 
-        Later calls do not wait for nodes that did not answer.
+        Return earlier if all nodes have answered or exited. Later calls do not wait for nodes that did not answer.
         """
         self._answers = {}
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited, or one node is slow
@@ -273,7 +284,7 @@ class _NodeStep:
         self._has_changed.set()
 
     async def read_errors(self, stderr: asyncio.StreamReader) -> None:
-        """Keep the first lines, and stop waiting for tasks that srun reports as failed."""
+        """Read srun's errors: keep the first 5 lines, and stop waiting for tasks that srun reports as failed."""
         while line := await stderr.readline():
             text = line.decode(errors="replace").strip()
             if len(self.error_lines) < _MAX_ERROR_LINES:
@@ -283,9 +294,9 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of `srun --label`, such as "3: {…", to the parts of the answer of task 3.
+    """Add a line of output of `srun --label`, such as "3: {…", to what `parts` has of the answer of task 3.
 
-    Return rank and answer if the answer is now complete, else None. Other output of a task is ignored.
+    Return the rank and the answer if the answer is now complete, else None. Other output of a task is ignored.
     """
     label, _, part = line.rstrip("\n").partition(": ")
     if not label.strip().isdecimal():
@@ -305,7 +316,7 @@ def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
 
 
 def run_node(environ: Mapping[str, str]) -> None:
-    """Run the checks of this node until standard input ends."""
+    """Answer the questions on standard input with checks of this node, until the input ends (`doctor --as-node`)."""
     asyncio.run(_run_node(environ))
 
 
@@ -324,7 +335,7 @@ async def _run_node(environ: Mapping[str, str]) -> None:
 
 
 async def _read(lines: asyncio.StreamReader) -> Any:
-    """Return the value of the next line, or None at the end of the input."""
+    """Return the JSON value of the next line, or None at the end of the input."""
     line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
     return json.loads(line) if line.endswith(b"\n") else None
 
@@ -366,7 +377,7 @@ def _check_credential(credential: str) -> Finding:
 
 
 async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
-    """Return (rank, address, reason) for each unreachable address of another host."""
+    """Return (rank, address, reason) for each address of another host that this node cannot reach."""
     limit = asyncio.Semaphore(_MAX_CHECKS)
 
     async def check(peer: Peer, host: str) -> tuple[int, str, str] | None:

@@ -1,4 +1,4 @@
-"""Check Slurm: its programs, its controller, and the configuration and profile of the site."""
+"""Check Slurm: its programs, its controller, the site's configuration, and tf4slurm's profile of the site."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SETTINGS = {
     "SlurmctldParameters": "",
     "TaskPlugin": "task/none",
 }
-"""Settings that affect how steps start, with their values in most tests."""
+"""Settings of slurm.conf that affect how steps start, with their values in most tests of tf4slurm."""
 
 
 class SubjectTests(TypedDict):
-    """Numbers of tests of one test file or kind of site, and the settings of slurm.conf with which they ran."""
+    """Results of tf4slurm's tests of one file or one kind of site: their numbers, and the slurm.conf they ran with."""
 
     passed: int
     failed: int
@@ -44,7 +44,7 @@ class SubjectTests(TypedDict):
 
 
 def check_slurm(environ: Mapping[str, str], settings: Mapping[str, Setting] | None = None) -> list[Finding]:
-    """Run all checks of Slurm from this host, and check the site profile whose options are in `settings`."""
+    """Run all checks of Slurm from this host. With `settings`, check the options of a site profile, too."""
     allocation = SlurmAllocation.from_environ(environ)
     if allocation is not None and allocation.num_nodes is None:
         text = f"the environment names job {allocation.job_id} but not its nodes, as after ssh to a node of the job"
@@ -75,7 +75,10 @@ def _check_slurm(allocation: SlurmAllocation | None, settings: Mapping[str, Sett
 
 
 def check_version(client: str, controller: str) -> Finding:
-    """Check the version of Slurm's programs on this host."""
+    """Check that the version `client` of Slurm's programs on this host is at least 20.11.
+
+    The text names the versions with which tf4slurm was tested: those of the controller's release, or else all.
+    """
     text = f"Slurm {controller}"
     if client != controller:
         text += f", programs of {client} on this host"
@@ -87,7 +90,7 @@ def check_version(client: str, controller: str) -> Finding:
 
 
 def read_tests() -> dict[str, dict[str, SubjectTests]]:
-    """Return the results of tf4slurm's tests, by version of Slurm, and then by test file or kind of site."""
+    """Return the results of tf4slurm's tests, by version of Slurm and then by test file or kind of site."""
     text = resources.files("tf4slurm.doctor").joinpath("slurm_tests.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, SubjectTests]] = json.loads(text)
     return found
@@ -105,7 +108,7 @@ def _check_accounting(site: SlurmSite) -> Finding:
 
 
 def _check_settings(site: SlurmSite) -> Finding:
-    """Name the settings that affect the start of steps, and the untested ones among them."""
+    """Return an "ok" finding that names the site's values of `SETTINGS`, and those that were never tested."""
     tested = {f"{name}={part}" for name, value in SETTINGS.items() for part in value.split(",")}
     for subjects in read_tests().values():
         for each in subjects.values():
@@ -124,7 +127,7 @@ def _check_settings(site: SlurmSite) -> Finding:
 
 
 def check_site(site: SlurmSite, grace_period_seconds: float = JobSpec.grace_period_seconds) -> Iterator[Finding]:
-    """Check the site's settings for a job that needs `grace_period_seconds` to save and stop."""
+    """Yield findings about the site's settings, for a job that needs `grace_period_seconds` to save and stop."""
     text, advice = f"Slurm reserves ports of {site.reserved_ports} for each step", ""
     if not site.reserved_ports:
         text = "Slurm reserves no ports (MpiParams), so jobs use any free ports"
@@ -189,9 +192,9 @@ def _check_partition(partition: Partition, grace_period_seconds: float) -> Findi
 
 
 def check_profile(settings: Mapping[str, Setting], site: SlurmSite) -> Iterator[Finding]:
-    """Check the partition, time limit, type of GPU and constraint that `settings` request (see `read_settings`).
+    """Check the partition, time limit, GPU type and constraint of a site profile. `settings`: see `read_settings`.
 
-    QOS and account are not checked: Slurm lists them only with accounting.
+    For QOS and account a finding says that they were not checked, because Slurm lists them only with accounting.
     """
 
     def value(name: str) -> str:

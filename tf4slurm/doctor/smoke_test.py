@@ -25,12 +25,13 @@ _PAUSE_SECONDS = 0.05
 def smoke_test_spec(
     options: Mapping[str, Any], allocation: SlurmAllocation | None, *, is_plain: bool, timeout_seconds: float
 ) -> JobSpec:
-    """Return the spec of a job with a chief, a ps and a worker on this host, or with all tasks of an allocation.
+    """Return the spec of the test job: a chief, a ps and a worker, or as many workers as an allocation has tasks for.
 
     Args:
         options: Fields of `JobSpec` that the user has set.
+        allocation: The allocation in which the job runs, or None to run on this host.
         is_plain: Whether the tasks run without TensorFlow.
-        timeout_seconds: For each part: rendezvous, import of TensorFlow, connection, training.
+        timeout_seconds: Timeout in seconds for each of rendezvous, import of TensorFlow, connection and training.
     """
     module = "doctor.smoke_test" if is_plain else "tensorflow.smoke"
     num_tasks = allocation.num_tasks if allocation else None
@@ -46,7 +47,7 @@ def smoke_test_spec(
 
 
 def describe_success(result: Result) -> str:
-    """Return a sentence about a successful test, with the last line that its chief printed."""
+    """Return a text about a successful test, with the last line that its chief printed."""
     file = result.file
     directory = result.run_directory.path
     with result.run_directory.log(Task("chief", 0), file.attempts or 1).open("rb") as log:
@@ -62,7 +63,11 @@ def describe_success(result: Result) -> str:
 
 
 def main(timeout_seconds: float) -> None:
-    """Run the task that TF_CONFIG names, without TensorFlow. The chief checks that the other tasks answer in time."""
+    """Run the task that TF_CONFIG names, without TensorFlow.
+
+    The chief checks that all other tasks answer within `timeout_seconds`, and exits with 1 otherwise. The other tasks
+    answer until they are terminated.
+    """
     current = current_server_dictionary()
     asyncio.run(_check_others(current, timeout_seconds) if current.task_type == "chief" else _answer(current))
 

@@ -45,7 +45,7 @@ print(json.dumps(facts))
 
 
 def check_software(environ: Mapping[str, str], *, is_quick: bool) -> list[Finding]:
-    """Run all checks of the software. With `is_quick`, neither TensorFlow nor pip is started."""
+    """Run all checks of the software. With `is_quick`, TensorFlow is not imported and pip is not run."""
     python = check_python(environ)
     if importlib.util.find_spec("tensorflow") is None:
         advice = (
@@ -58,7 +58,7 @@ def check_software(environ: Mapping[str, str], *, is_quick: bool) -> list[Findin
 
 
 def check_python(environ: Mapping[str, str]) -> Finding:
-    """Report this Python, and warn if the command `python` starts another one."""
+    """Return a finding with this Python, which is a warning if the command `python` starts another one."""
     other = shutil.which("python", path=environ.get("PATH"))
     return warn_unless(
         other is None or os.path.realpath(other) == os.path.realpath(sys.executable),
@@ -70,7 +70,10 @@ def check_python(environ: Mapping[str, str]) -> Finding:
 
 
 def check_keras(facts: Mapping[str, Any], environ: Mapping[str, str]) -> Finding:
-    """Check whether Model.fit works under ParameterServerStrategy, by the facts that `_FACTS` printed."""
+    """Check whether the Keras of TensorFlow has a Model.fit that works under ParameterServerStrategy.
+
+    `facts` is what the program `_FACTS` printed, which imports TensorFlow.
+    """
     if "keras_error" in facts:
         text = f"tf.keras does not load: {facts['keras_error'].splitlines()[0][:200]}"
         advice = "pip install keras"
@@ -106,7 +109,7 @@ def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def find_facts(output: str) -> dict[str, Any] | None:
-    """Return the facts that `_FACTS` printed, or None if there are none. Other output is ignored."""
+    """Return the JSON object that the program `_FACTS` printed, or None without one. Other lines are ignored."""
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
             facts = json.loads(line)
@@ -126,7 +129,10 @@ def _explain_failure(returncode: int, stderr: str) -> tuple[str, str]:
 
 
 def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
-    """Check the packages that TensorFlow needs for conflicts. Without pip there is no finding."""
+    """Check the versions of TensorFlow, Keras, grpcio, protobuf and numpy for conflicts with `pip check`.
+
+    Without pip, or if it takes more than 30 s, there is no finding.
+    """
     done = _run_python(("-m", "pip", "check", "--disable-pip-version-check"), environ, _PIP_SECONDS)
     if done is None or "No module named pip" in done.stderr:
         return []
@@ -140,7 +146,7 @@ def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
 def _run_python(
     arguments: tuple[str, ...], environ: Mapping[str, str], timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run this Python. After the timeout the result is None."""
+    """Run this Python with `arguments` until it exits, or return None after the timeout."""
     command = (sys.executable, *arguments)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(

@@ -28,7 +28,7 @@ class Interface:
     """One network interface of this host.
 
     Attributes:
-        addresses: All addresses that are not link-local, IPv4 first. Empty while the interface is down.
+        addresses: All addresses but link-local ones, IPv4 first. Empty while the interface is down.
         speed: Link speed in Mbit/s, or 0 if unknown.
     """
 
@@ -42,13 +42,14 @@ def interface_address(interface: str, node: str) -> str:
     """Return the address of this host on the requested interface, preferably an IPv4 address.
 
     Args:
-        interface: A name ("ib0"), a glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (by hardware type, or else
-            the names ib* and hsn*), "fastest" (by link speed), or a host name pattern ("{host}-ib0"). Several of these
-            are separated by commas, in order of preference.
+        interface: One pattern, or several in order of preference, separated by commas. A pattern is a name ("ib0"), a
+            glob ("ib*"), a network ("10.149.0.0/16"), "infiniband" (hardware of this type, or if there is none, the
+            names ib* and hsn*), "fastest" (the highest link speed), or a host name with "{host}" ("{host}-ib0").
         node: Slurm's name of this node, which replaces "{host}".
 
     Raises:
-        InterfaceError: No interface matches, or one pattern matches several interfaces, which the message lists.
+        InterfaceError: No interface with an address matches, or the first pattern with a match matches several
+            interfaces. The message lists the interfaces. Also raised if a network is invalid.
     """
     found = list_interfaces()
     for pattern in interface.split(","):
@@ -74,7 +75,12 @@ def interface_address(interface: str, node: str) -> str:
 
 
 def task_address(interface: str | None, node: str, launcher: str) -> str:
-    """Return a task's address: on `interface` if it is given, else on the route to the launcher.
+    """Return this host's address for a task: on `interface` if it is given, else on the route to the launcher.
+
+    Args:
+        interface: See `interface_address`.
+        node: Slurm's name of this node.
+        launcher: Address or name of the launcher's host.
 
     Raises:
         InterfaceError: See `interface_address`.
@@ -84,7 +90,7 @@ def task_address(interface: str | None, node: str, launcher: str) -> str:
 
 
 def list_interfaces() -> tuple[Interface, ...]:
-    """Return the interfaces of this host, sorted by name."""
+    """Return all interfaces of this host, also those that are down, sorted by name."""
     import psutil  # imported here, because the import takes 20 ms and most agents do not need psutil
 
     stats = psutil.net_if_stats()
@@ -99,7 +105,7 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def route_address(host: str) -> str:
-    """Return the address from which this host would send packets to `host`. No packet is sent.
+    """Return the address from which this host would send packets to `host`, without sending any.
 
     Raises:
         OSError: The host name is unknown, or there is no route.
@@ -111,7 +117,7 @@ def route_address(host: str) -> str:
 
 
 def network_interfaces() -> list[Interface]:
-    """Return the interfaces that other hosts can reach."""
+    """Return the interfaces of this host that have an address, except loopback."""
     return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
 
 
@@ -129,10 +135,10 @@ def is_loopback(host: str) -> bool:
 
 
 def isolate() -> None:
-    """Move this process into new user and network namespaces, with only a loopback interface.
+    """Move this process into new user and network namespaces (Linux), where loopback is the only interface.
 
-    The process must have one thread. Its user and group stay the same. It needs no privilege on a system where users
-    may create user namespaces.
+    The process must have one thread. Its user and group ids stay the same. It needs no privilege on a system where
+    users may create user namespaces.
 
     Raises:
         InterfaceError: The system is not Linux, or does not let this user create the namespaces.

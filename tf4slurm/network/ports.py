@@ -1,9 +1,9 @@
 """Choose a free TCP port, hold it, and hand it over to the child process without a race.
 
 An agent holds a port with a socket, the holder. The holder is bound without SO_REUSEPORT, so that ports in use are
-skipped. Then the agent sets this option. Now another socket of the same user that has the option can listen on the
-port: TensorFlow's server has it with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection reaches the
-child.
+skipped. Then the agent sets this option. From then on another socket of the same user can listen on the port if it has
+the option, too. TensorFlow's server has it with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection
+reaches the child.
 
 A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port, a holder needs SO_REUSEADDR.
 With this option it could also bind the port of another holder. Therefore each holder first claims its port with an
@@ -24,7 +24,10 @@ _MAX_CHARACTERS = 60_000  # of ports as text: Linux allows 131,072 bytes for a v
 
 
 class HeldPort:
-    """A TCP port on all addresses of this host, reserved for this process until `close`."""
+    """A TCP port on all addresses of this host, which this process holds until `close`.
+
+    Only sockets of this user with SO_REUSEPORT can use the port meanwhile.
+    """
 
     def __init__(self, holder: socket.socket, claim: socket.socket | None) -> None:
         self._holder = holder
@@ -32,7 +35,7 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens on the port. The caller must close it before the child listens."""
+        """Return a non-blocking socket that listens on the port. Close this socket before the child listens."""
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -52,6 +55,7 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
 
     Raises:
         PortsInUseError: Every candidate is in use on this host.
+        OSError: A port cannot be bound for another reason, such as a missing permission for ports below 1024.
     """
     for port in candidates or (0,):
         claim = _claim(port) if port else None
@@ -98,7 +102,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
     """Parse ports in Slurm's notation, such as "23000-23149,23500,23900-23999".
 
     Raises:
-        ValueError: A part is not a port or a range within 1 to 65535, or the text is too long for a variable.
+        ValueError: A part is not a port or a range within 1 to 65535, or the text has more than 60,000 characters.
     """
     if len(text) > _MAX_CHARACTERS:
         count = text.count(",") + 1
@@ -116,7 +120,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
 
 
 def format_ports(ports: Sequence[int]) -> str:
-    """Return ports in Slurm's notation, such as "23000-23149,23500". `parse_ports` reads it."""
+    """Return ports in Slurm's notation, such as "23000-23149,23500", for `parse_ports`."""
     ranges: list[list[int]] = []
     for port in ports:
         if ranges and port == ranges[-1][1] + 1:

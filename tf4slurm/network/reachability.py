@@ -1,8 +1,8 @@
 """Check that agents reach each other before their children start, and that a child's server answers.
 
-Before the children start, each agent listens on its held port. A task on another node connects, sends a nonce, and
-expects HMAC-SHA256(secret, nonce + rank), which a server of an earlier job cannot send. Without this check, TensorFlow
-would silently train with that server.
+Before the children start, each agent listens on its held port. The agent of a task on another node connects and sends a
+random nonce. It expects an HMAC-SHA256 of the nonce and the listener's rank, with the job's secret as the key, which a
+server of an earlier job cannot compute. Without this check, TensorFlow would silently train with that server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ suffix without a dot have no effect.
 
 
 async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyncio.Server:
-    """Answer reachability checks for the task of `rank` on `listener`, until the returned server is closed."""
+    """Answer reachability checks for the task of `rank` on `listener`, until the caller closes the returned server."""
     connections: dict[asyncio.StreamWriter, None] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +62,10 @@ async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyn
 
 
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
-    """Return the members of the cluster that the task of `rank` must check.
+    """Return the members of the cluster whose addresses the task of `rank` must check.
 
-    Each member is checked by one task: the nearest lower rank, cyclically, on another node. In a cluster on a single
-    node nothing is checked.
+    One task checks each member: the one on another node with the nearest lower rank. Below the lowest rank follows the
+    highest. Lost members are neither checked nor check others. In a cluster on a single node nothing is checked.
     """
     members = [member for member in cluster.members if not member.is_lost]
     if len({member.node for member in members}) == 1:
@@ -81,7 +81,7 @@ def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
 
 
 async def find_unreachable(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
-    """Check members concurrently, and return a sentence for each failed check."""
+    """Check members concurrently with `find_fault`, and return its sentence for each failed check."""
     checks = (
         find_fault(f"{member.task} on {member.node}", member.rank, member.address, secret, timeout_seconds)
         for member in members
@@ -90,9 +90,10 @@ async def find_unreachable(members: Sequence[Member], secret: str, timeout_secon
 
 
 async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float) -> None:
-    """Poll the servers in `missing` and delete each one that answers.
+    """Poll the servers in `missing` with `is_answering`, and delete each one that answers from `missing`.
 
-    Return when `missing` is empty or the timeout expires.
+    Return when `missing` is empty or the timeout has expired. The pause between two checks of a server is max(0.05 s,
+    number of servers x 0.001 s). A check that has begun is not cut short, and takes at most 2 s.
     """
     deadline = time.monotonic() + timeout_seconds
     pause = max(_POLL_SECONDS, len(missing) / _CHECKS_PER_SECOND)
@@ -108,9 +109,9 @@ async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float)
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Send a reachability check to `address`, and return a sentence if it fails.
+    """Check that the task of `rank` of this job answers at `address`, and return None if it does.
 
-    If the task of `rank` of this job answers, the check succeeds and the result is None.
+    If the check fails, return a sentence with the reason, in which the task has the name `name`.
     """
     nonce = os.urandom(_NONCE_BYTES)
     try:
@@ -128,9 +129,11 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     """Check on a new connection whether a server answers the first bytes of HTTP/2, as TensorFlow's server does.
 
     grpcio's keepalive pings cannot be used: TensorFlow's server closes connections that send them ("too_many_pings").
+    The timeout is for the connection, and again for the answer.
 
     Returns:
-        True if an HTTP/2 server answers. False after the timeout. None without a server or with another protocol.
+        True if an HTTP/2 server answers. False after a timeout. None if the connection fails or ends, or if the answer
+        is of another protocol.
     """
     writer = None
     try:
@@ -149,7 +152,10 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return the variables with which gRPC reaches `hosts` directly, although `environ` may set an HTTP proxy."""
+    """Return new values of no_proxy and no_grpc_proxy, with which gRPC connects to `hosts` without the proxy.
+
+    The result is empty if `environ` sets no proxy.
+    """
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}
     names = list(dict.fromkeys(hosts))

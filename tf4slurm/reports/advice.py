@@ -1,6 +1,7 @@
 """Make recommendations from a job's measurements, and explain its failure.
 
-Each recommendation names the numbers it is based on. Too few measurements give no recommendation.
+Each recommendation names the numbers that it is based on. Recommendations about resources and speed need at least 5
+samples of training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SLOW_WORKER_FACTOR = 0.7  # of the median
 
 @dataclass(frozen=True)
 class Advice:
-    """A recommendation: `finding` states what was measured, and `action` what to do."""
+    """A recommendation. `finding` states what was measured, and `action` tells the user what to do."""
 
     finding: str
     action: str
@@ -39,7 +40,7 @@ class Advice:
 def give_advice(
     usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, str], float] | None = None
 ) -> list[Advice]:
-    """Return the recommendations, the most important first. `not_finite` is `ReportedMetrics.not_finite`."""
+    """Return the recommendations for a job, the most important first. `not_finite`: see `ReportedMetrics`."""
     advice = [*_metrics_not_finite(not_finite or {})]
     if usage.num_samples >= _MIN_SAMPLES:
         for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):
@@ -49,7 +50,7 @@ def give_advice(
 
 
 def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]:
-    """Return sentences about how a failed job ended and what to check next."""
+    """Return sentences about how a job with an exit code other than 0 ended, and what to check next."""
     code = result.exit_code
     sentences = list(result.meaning)
     cause = next((task for task in result.tasks if task.task == result.cause), None)

@@ -1,4 +1,4 @@
-"""Make charts of metrics over steps and of resources over time, as data that page.js draws with uPlot."""
+"""Make charts of metrics over steps and of resources over time, as JSON that page.js draws with the library uPlot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LINES_PER_ROLE = 6
 _MAX_POINTS_PER_LINE = 1000
 
 Point = tuple[float, float, float, float]
-"""A position on the x axis, a value, and the lowest and the highest of the values that this value represents."""
+"""A point of a line: its x, its y, and the lowest and highest of the values of which y is the mean or the last one."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,12 @@ class Line:
     """One line of a chart.
 
     Attributes:
+        name: Name in the legend: a task, or a role and the number of its tasks.
         role: Selects the color.
-        dash: Number of the dash pattern.
+        dash: Index of the dash pattern, from 0.
         xs: Steps, or seconds since the start of the job, in increasing order.
-        low, high: The bounds of a shaded band.
+        values: The value at each of `xs`.
+        low, high: Bounds of a shaded band around the line, at each of `xs`. None for no band.
     """
 
     name: str
@@ -44,9 +46,9 @@ class Chart:
     """A chart of lines that share the axes.
 
     Attributes:
-        unit: "B", "B/s", or a word.
+        unit: "B", "B/s", "%" or a word, such as "cores". Empty for a metric.
         end: End of the time axis in seconds. None if the x axis shows steps.
-        reading: The last and the best value in words.
+        reading: A text with the last and the best value of a metric. Empty for other charts.
     """
 
     title: str
@@ -56,7 +58,7 @@ class Chart:
     reading: str = ""
 
     def to_json(self) -> str:
-        """Return the JSON for page.js: tables of lines that share their positions on the x axis."""
+        """Return the JSON text for page.js. Lines that share the same list `xs` are in one table."""
         tables: dict[int, tuple[Sequence[float], list[Line]]] = {}
         for line in self.lines:
             tables.setdefault(id(line.xs), (line.xs, []))[1].append(line)
@@ -84,9 +86,10 @@ def _round(values: Iterable[float | None]) -> list[float | None]:
 
 
 def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> list[Chart]:
-    """Return the charts of a job that have values: metrics over steps, then speed and resources over time.
+    """Return the charts of a job: metrics over steps, then speed and resources over time.
 
-    A role with more than `max_lines` tasks has one line, with their mean and range.
+    Charts without values are left out. If a role has more than `max_lines` tasks with values, a chart shows one line
+    for all of them, the mean, with a band from the lowest to the highest value.
     """
     curves = summary.curves
     end = summary.timeline.end
@@ -112,7 +115,13 @@ def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> lis
 def make_lines(
     seconds: Sequence[float], columns: Mapping[str, Values], max_lines: int = MAX_LINES_PER_ROLE
 ) -> list[Line]:
-    """Return the lines of tasks that are measured at the same times."""
+    """Return the lines of tasks whose values were measured at the same times.
+
+    Args:
+        seconds: The times, in seconds since the start of the job.
+        columns: The values at these times, by task. Tasks without a measured value are left out.
+        max_lines: A role with more tasks has one line: see `make_charts`.
+    """
     lines = []
     for role, tasks in _by_role(task for task, column in columns.items() if measured(column)):
         if len(tasks) <= max_lines:
@@ -126,7 +135,11 @@ def make_lines(
 
 
 def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX_LINES_PER_ROLE) -> list[Line]:
-    """Return the lines of tasks that are measured at different times. Many points are averaged in bins."""
+    """Return the lines of tasks whose values were measured at different times or steps.
+
+    The points of a line with more than 1,000 are averaged in at most 240 bins, and so are those of the one line of a
+    role with more than `max_lines` tasks.
+    """
     lines = []
     for role, tasks in _by_role(task for task, each in points.items() if each):
         if len(tasks) <= max_lines:
@@ -142,7 +155,11 @@ def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX
 
 
 def describe_values(series: Iterable[MetricSeries]) -> str:
-    """Return a text with the last and the best value of a metric, or with its lowest and highest if none is best."""
+    """Return a text with the last and the best value of a metric over all tasks.
+
+    If it is unknown whether lower or higher values are better, the text has the lowest and the highest instead. The
+    text is empty if no value is finite.
+    """
     tasks = [each for each in series if each.last is not None]
     last = max((each.last for each in tasks if each.last is not None), key=lambda point: point.seconds, default=None)
     if last is None:
@@ -171,7 +188,7 @@ def _metric_chart(name: str, series: Mapping[str, MetricSeries], end: float, max
 
 
 def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]:
-    """Return the finite points, sorted by step or seconds. A step that a restart repeated has its later value."""
+    """Return the finite points, sorted by step or time. For a step that was repeated after a restart, the last one."""
     found: dict[float, Point] = {}
     for point in points:
         x = point.step if has_steps else point.seconds
@@ -182,7 +199,7 @@ def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]
 
 
 def _average(points: Sequence[Point]) -> list[Point]:
-    """Return the mean, lowest and highest of the points in each of at most 240 bins."""
+    """Group points into at most 240 bins of equal width, and return a point for each: mean, lowest and highest."""
     start, end = min(point[0] for point in points), max(point[0] for point in points)
     width = (end - start) / (MAX_POINTS - 1) or 1.0
     bins: dict[int, list[Point]] = {}

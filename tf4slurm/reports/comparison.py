@@ -17,7 +17,7 @@ _COLORS = ("first", "second")
 
 
 def make_comparison(first: JobSummary, second: JobSummary) -> str:
-    """Return an HTML page that compares two jobs."""
+    """Return an HTML page that compares two jobs: facts, options that differ, and charts with the lines of both."""
     jobs = (first, second)
     names = [job.run.path.name for job in jobs]
     if names[0] == names[1]:
@@ -34,7 +34,7 @@ def make_comparison(first: JobSummary, second: JobSummary) -> str:
 
 
 def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield each name with the value of each job. With `is_different`, names with equal values are left out."""
+    """Yield each name with its value in each job ("–" if it has none). `is_different` leaves out equal values."""
     for name in dict.fromkeys(itertools.chain(*jobs)):
         values = [job.get(name, "–") for job in jobs]
         if not is_different or values[0] != values[1]:
@@ -74,7 +74,7 @@ def _flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _merge(names: Sequence[str], jobs: Sequence[Sequence[Chart]]) -> list[Chart]:
-    """Merge charts with the same title and the same kind of x axis. The color of a line shows its job."""
+    """Merge the charts of the jobs that have the same title and kind of x axis. A line's color shows its job."""
     found: dict[tuple[str, bool], list[tuple[int, Chart]]] = {}
     for number, charts in enumerate(jobs):
         for chart in charts:

@@ -1,6 +1,7 @@
 """Serve the live page of a job on the loopback address: the job's report, updated while the job runs.
 
-The URL contains a random token of 256 bits. Requests without it, or with a foreign host name (DNS rebinding), get 403.
+The URL contains a random token of 256 bits. Requests without the token, or with another host name than one of the
+loopback address (DNS rebinding), get status 403.
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ _MAX_UNAUTHENTICATED = 64
 def serve_page(
     run: RunDirectory, on_ready: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
 ) -> str:
-    """Serve the live page until a browser has fetched the final page, the launcher stops writing, or Ctrl-C.
+    """Serve the live page of a job, and return when it is not needed any more.
+
+    This is when a browser has fetched the final page of the ended job, 10 s and one update after the job has ended,
+    when the launcher has written nothing for 60 s, at Ctrl-C, or when `should_stop` returns True.
 
     Args:
         run: Run directory of the job.
-        on_ready: Called with the URL.
-        should_stop: Called twice a second. Serving ends when it returns True.
+        on_ready: Called once with the URL.
+        should_stop: Called twice a second.
 
     Returns:
-        Why serving ended.
+        A sentence that says why the page is no longer served.
     """
     page = _Page(run)
     with _Server(page) as server:
@@ -86,7 +90,13 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
 
 
 class _Page:
-    """The current page. It is cached for half of `update_seconds`, however many browsers request it."""
+    """The content of the live page. It is made again at a request if it is older than half of `update_seconds`.
+
+    Attributes:
+        update_seconds: The time after which a browser requests the content again: 10 times the time that it took to
+            make it, but at least 2 s and at most 30 s.
+        was_end_fetched: Whether a browser has fetched the content of the ended job.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -140,7 +150,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread. Of more than 64 unauthenticated connections, close the oldest."""
+        """Start a thread for a new connection. If 64 others are unauthenticated, close the oldest of these."""
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))
@@ -158,14 +168,14 @@ class _Server(ThreadingHTTPServer):
             self._unauthenticated.pop(request, None)
 
     def service_actions(self) -> None:
-        """Close connections whose request takes too long. The server's loop calls this method."""
+        """Close connections that sent no valid request within 10 s. The server's loop calls this every 0.2 s."""
         with self._lock:
             latest = time.monotonic() - _REQUEST_SECONDS
             for request in [each for each, since in self._unauthenticated.items() if since < latest]:
                 self._close(request)
 
     def _close(self, request: socket.socket) -> None:
-        """Shut down a connection. Its thread then closes it."""
+        """Shut down a connection, so that its thread ends and closes it."""
         del self._unauthenticated[request]
         with contextlib.suppress(OSError):  # the client has just closed it
             request.shutdown(socket.SHUT_RDWR)

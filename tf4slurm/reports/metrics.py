@@ -18,12 +18,14 @@ _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou
 
 
 class MetricPoint(NamedTuple):
-    """A reported value, or the last of several consecutive values that were merged.
+    """A value that a script reported for a metric, or several consecutive values that were merged into one point.
 
     Attributes:
-        seconds: Time of the report since the start of the job.
-        value: None for NaN and infinity.
+        seconds: When the script reported the (last) value, in seconds since the start of the job.
+        step: The step of the (last) value; None if the script reported none.
+        value: The (last) value; None for NaN and infinity.
         low, high: The lowest and highest of the merged values. None if one was NaN or infinite.
+        attempt: Number of the job's attempt, from 1.
     """
 
     seconds: float
@@ -37,7 +39,7 @@ class MetricPoint(NamedTuple):
 class MetricSeries(NamedTuple):
     """All points of one metric of one task, in the order of time.
 
-    Steps may decrease: a restarted script repeats the steps since its checkpoint.
+    Steps may go back, because a restarted script repeats the steps since its checkpoint.
     """
 
     metric: str
@@ -46,7 +48,7 @@ class MetricSeries(NamedTuple):
 
     @property
     def last(self) -> MetricPoint | None:
-        """The last finite point."""
+        """The last point whose value is finite, or None without one."""
         return next((point for point in reversed(self.points) if point.value is not None), None)
 
     @property
@@ -61,7 +63,7 @@ class MetricSeries(NamedTuple):
     def best(self) -> float | None:
         """The lowest value of a loss or error, or the highest of an accuracy or score. None for other metrics.
 
-        The words in the name decide: "val_loss" is a loss.
+        The words in the metric's name decide which it is: "val_loss" is a loss.
         """
         words = set(re.findall(r"[a-z]+\d*", self.metric.lower()))
         lowest, highest = self.lowest, self.highest
@@ -76,17 +78,24 @@ class ReportedMetrics:
     """The metrics and steps that all tasks of a job reported.
 
     Attributes:
-        series: The series by metric and task (such as "worker/0"), of at most 24 metrics.
-        num_metrics_left_out: Number of further metrics.
-        step_rates: Steps per second by task. Each value is the mean rate since the point before. The first point of a
-            task and its first point after a restart are left out, because they have no rate.
-        not_finite: First time in seconds at which a metric was NaN or infinite, by metric and task.
+        series: The series by metric and task (such as "worker/0"), of the first 24 metrics.
+        num_metrics_left_out: Number of further metrics, which have no series.
+        step_rates: Points with the steps per second, by task. Each is the mean rate since the point before it. There is
+            no point for the first step that a task reported, and none for the first after a restart.
+        not_finite: When a metric of a task was NaN or infinite for the first time, in seconds since the start of the
+            job, by metric and task.
     """
 
     def __init__(
         self, entries: Mapping[tuple[str, int], Iterable[StepMetrics]], names: Sequence[str], launched: float
     ) -> None:
-        """Collect the metrics of the tasks `names`, which are ordered by rank. `launched` is in seconds since 1970."""
+        """Collect the metrics of a job.
+
+        Args:
+            entries: What scripts reported, by task and attempt. Other tasks than `names` are ignored.
+            names: The names of the tasks, by rank.
+            launched: Start of the job in seconds since 1970.
+        """
         self.series: dict[str, dict[str, MetricSeries]] = {}
         self.not_finite: dict[tuple[str, str], float] = {}
         ranks = {name: rank for rank, name in enumerate(names)}
@@ -121,7 +130,7 @@ def _points(entry: StepMetrics, seconds: float, attempt: int) -> Iterable[tuple[
 
 
 def _step_rates(steps: Sequence[MetricPoint]) -> list[MetricPoint]:
-    """Return at most 240 rates, each over at least 1 s."""
+    """Return at most 240 points with the steps per second of one task, each the mean over at least 1 s."""
     rates: list[MetricPoint] = []
     interval = max(_MIN_RATE_SECONDS, (steps[-1].seconds - steps[0].seconds) / _MAX_RATES)
     before = steps[0]

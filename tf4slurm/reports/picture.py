@@ -25,12 +25,12 @@ _CSS = Path(__file__).parent / "templates" / "page.css"
 
 
 def make_picture(summary: JobSummary, suffix: str, *, is_short: bool = False) -> bytes:
-    """Return the timeline and the charts of a job as a picture in light colors.
+    """Return a picture, in light colors, with the timeline and the charts of a job.
 
     Args:
         summary: The job.
-        suffix: "svg" or "png".
-        is_short: Omit the charts of resources.
+        suffix: Format of the picture: "svg" or "png".
+        is_short: Whether to leave out the charts of resources.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -64,7 +64,7 @@ def make_picture(summary: JobSummary, suffix: str, *, is_short: bool = False) ->
 
 
 def _read_colors() -> dict[str, str]:
-    """Return the light colors of page.css."""
+    """Return the light colors of page.css by name, such as "bad"."""
     css = _CSS.read_text(encoding="utf-8").partition("@media")[0]
     return dict(re.findall(r"--([\w-]+):\s*([^;]+);", css))
 

@@ -46,15 +46,22 @@ _ACTIVITIES = {
 
 
 def make_report(summary: JobSummary, directory: Path | None = None) -> str:
-    """Return the report as an HTML page. Its links are relative to `directory`, by default the run directory."""
+    """Return the report as an HTML page.
+
+    `directory` is where the page will be stored, by default the run directory. The links to logs are relative to it.
+    """
     body = make_body(summary, directory or summary.run.path)
     return make_page(make_title(summary), body, read_template("page.js"))
 
 
 def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str:
-    """Return an HTML page that may run only uPlot and this script, and connect only to its own server.
+    """Return an HTML page that may run only the library uPlot and `script`, and connect only to its own server.
 
-    `live_note` is the first line of a live page.
+    Args:
+        title: Title of the page.
+        body: HTML content of the page.
+        script: JavaScript that the page runs after uPlot.
+        live_note: First line of a live page, such as when it was updated. Empty for other pages.
     """
     script = f"/*!\n{read_template(f'{_UPLOT}.LICENSE')}\n*/\n{read_template(f'{_UPLOT}.min.js')}{script}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -75,18 +82,21 @@ def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str
 
 
 def load_templates() -> None:
-    """Compile the templates, so that the next report takes 20 ms less."""
+    """Compile the templates of the report in advance, so that making the report takes 20 ms less."""
     for name in ("page.html", "report.html", "charts.html"):
         _environment().get_template(name)
 
 
 def make_title(summary: JobSummary) -> str:
-    """Return the title of the page."""
+    """Return the title of a job's page: name of the run directory, and outcome or phase."""
     return f"{summary.run.path.name}: {describe_outcome(summary)[0]}"
 
 
 def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
-    """Return the content of the page. If the page is a file in `directory`, it has links to the logs."""
+    """Return the HTML content of the report.
+
+    If `directory` is given, the page will be a file in it, and the content has relative links to the logs.
+    """
     timeline, result = summary.timeline, summary.result
     chart = TimelineChart(timeline, timeline.start, timeline.end)
     rows = choose_rows(timeline.tasks, summary.cause)
@@ -124,25 +134,28 @@ def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
 
 
 def _link_logs(run: RunDirectory, directory: Path) -> list[tuple[str, str]]:
-    """Return the names of the logs, and relative links to them."""
+    """Return the name of each log of a job, and a link to it that is relative to `directory`."""
     links = [(str(log.task), log.attempt, os.path.relpath(log.path, directory)) for log in find_logs([run])]
     has_attempts = len({attempt for _, attempt, _ in links}) > 1
     return [(f"{name}, attempt {attempt}" if has_attempts else name, quote(path)) for name, attempt, path in links]
 
 
 def _link_cause(summary: JobSummary, directory: Path) -> str:
-    """Return a relative link to the log of the task that failed, or an empty text if there is none."""
+    """Return a relative link to the log of the task that failed first, or an empty text if there is none."""
     log = summary.run.path / "logs" / Path(summary.result.log or "").name if summary.result is not None else None
     return quote(os.path.relpath(log, directory)) if log is not None and log.is_file() else ""
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return a template's HTML. Values that are no `Markup` are escaped."""
+    """Return the HTML that a template of the directory `templates` makes of `values`.
+
+    Values that are no `Markup` are escaped.
+    """
     return Markup(_environment().get_template(template).render(values))
 
 
 def read_template(name: str) -> str:
-    """Return a file in `templates`."""
+    """Return the text of a file in the directory `templates`."""
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
@@ -162,7 +175,7 @@ def _environment() -> jinja2.Environment:
 
 
 def describe_outcome(summary: JobSummary) -> tuple[str, str]:
-    """Return the outcome, or the phase of a running job, and the CSS class of its color."""
+    """Return a job's outcome, or its phase while it runs, and the CSS class that gives this text its color."""
     result = summary.result
     if summary.is_lost:
         return "LOST", "bad"
@@ -174,7 +187,7 @@ def describe_outcome(summary: JobSummary) -> tuple[str, str]:
 
 
 def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
-    """Yield the facts in the head of the report."""
+    """Yield the facts at the top of the report, such as ("exit code", 0)."""
     result, status = summary.result, summary.status
     yield ("duration" if summary.has_ended or summary.is_lost else "running for"), format_seconds(summary.timeline.end)
     if summary.timeline.start < 0:
@@ -196,7 +209,7 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
 
 
 def describe_versions(job: JobFile) -> dict[str, str]:
-    """Return the versions of a job's software, and the git commit of its code."""
+    """Return the versions of a job's software by name, and the git commit of its code as "git commit"."""
     versions = {_SOFTWARE.get(name, name): version for name, version in job.versions.items()}
     if job.commit:
         versions["git commit"] = job.commit[:10] + (" with uncommitted changes" if job.is_dirty else "")
@@ -204,7 +217,10 @@ def describe_versions(job: JobFile) -> dict[str, str]:
 
 
 def _start_of(timeline: Timeline) -> TimelineChart | None:
-    """Return a chart of the time until the first step, or None unless this is a small part of the timeline."""
+    """Return a chart of the time until shortly after the first step.
+
+    Return None if this time is 15 % of the timeline or more, or if there was no step.
+    """
     end = (timeline.first_step_at or 0.0) * 1.25
     return TimelineChart(timeline, 0.0, end) if 0 < end < _SHORT_START * (timeline.end - timeline.start) else None
 
@@ -242,5 +258,5 @@ def _format(value: float | None, write: Callable[[float], str]) -> str:
 
 
 def _describe_start(started: str | None) -> str | None:
-    """Return the time in job.json as "2026-11-23 08:08:42 +0000"."""
+    """Return the start time of job.json, "2026-11-23T08:08:42+0000", as "2026-11-23 08:08:42 +0000"."""
     return re.sub(r"^([\d-]{10})T([\d:]{8})(?=[+-])", r"\1 \2 ", started) if started else None

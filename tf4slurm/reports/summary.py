@@ -1,7 +1,8 @@
 """Summarize the run directory of a job: timeline, curves over time, and usage.
 
-The curve of a counter (steps, processor seconds, bytes) is its rate from one change to the next, because agents report
-counters less often than samples are taken. Of more than 240 samples, only every nth is used.
+The launcher takes a sample of all tasks at intervals (samples.jsonl). The curve of a counter (steps, processor seconds,
+bytes) is its rate from one change to the next, because agents report counters less often than samples are taken. If
+there are more than 240 samples, the curves use every nth, so that at most 240 remain.
 """
 
 from __future__ import annotations
@@ -27,17 +28,25 @@ _MAX_TAIL_LINES = 20
 _MAX_TAIL_BYTES = 16_000
 
 Values = list[float | None]
-"""One value per time, or None where nothing was measured."""
+"""The values of a curve, one for each of its times. None where nothing was measured."""
 
 
 class Curves:
-    """The curves of all tasks. An attribute has `Values` for each rank, except for those listed here.
+    """The curves of all tasks, and their totals and peaks.
+
+    An attribute with curves is a list that has one curve (`Values`) for each task.
 
     Attributes:
         seconds: The times of all curves, in seconds since the start of the job.
-        total_sent, total_received: Bytes of each rank, over all its starts.
-        peak_memory, peak_gpu_memory: Peak of each rank in bytes, over all samples.
-        peak_job_memory, peak_job_gpu_memory: Peak of the sum over all ranks.
+        steps: Curves of steps per second.
+        cores: Curves of processor seconds per second.
+        memory, gpu_memory: Curves of bytes.
+        gpu_percent: Curves of the share of time in which the GPUs were busy.
+        sent, received: Curves of bytes per second.
+        total_sent, total_received: Bytes of each task, over all its starts.
+        peak_memory, peak_gpu_memory: Peak of each task in bytes, over all samples.
+        peak_job_memory, peak_job_gpu_memory: Peak in bytes of the sum over the tasks in the job's allocation.
+        num_allocated: Number of tasks in the job's allocation. They come first.
         num_samples_left_out: Number of samples that have no point on a curve.
     """
 
@@ -48,10 +57,13 @@ class Curves:
         num_allocated: int | None = None,
         joined: Sequence[int] = (),
     ) -> None:
-        """Make the curves of these samples. Samples without a time or out of order are ignored.
+        """Make the curves of `samples`. Samples without a time, or not later than one before, are ignored.
 
-        The first `num_allocated` tasks (default: all) run in the job's allocation. The next ones are joined workers
-        with the ranks `joined`. Others have no samples.
+        Args:
+            samples: The samples, in the order of time.
+            num_tasks: Number of tasks that get curves.
+            num_allocated: Number of tasks that run in the job's allocation, by default all. They are the first.
+            joined: The ranks of the joined workers, which are the next tasks. Further tasks have no measured values.
         """
         self.num_allocated = num_tasks if num_allocated is None else num_allocated
         valid: list[tuple[float, Sample]] = []
@@ -90,25 +102,31 @@ def measured(values: Sequence[float | None]) -> list[float]:
 
 
 def peak(values: Sequence[float | None]) -> float | None:
-    """Return the highest of the measured values."""
+    """Return the highest of the values that are not None, or None if all are."""
     return max(measured(values), default=None)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the measured values."""
+    """Return the mean of the values that are not None, or None if all are."""
     found = measured(values)
     return sum(found) / len(found) if found else None
 
 
 def combine(columns: Sequence[Values], function: Callable[[list[float]], float]) -> Values:
-    """Apply a function to the measured values of all tasks at each time."""
+    """Combine the curves of several tasks into one: call `function` with the measured values of each time."""
     return [function(found) if (found := measured(row)) else None for row in zip(*columns, strict=True)]
 
 
 def _place(
     values: Sequence[float | None], ranks: Sequence[int], num_allocated: int, joined: Sequence[int]
 ) -> Sequence[float | None]:
-    """Return a sample's values in the order of tasks. Its last values belong to the joined workers `ranks`."""
+    """Return a sample's values in the order of tasks.
+
+    Args:
+        values: The sample's values: of the tasks in the allocation, then of the joined workers with the ranks `ranks`.
+        num_allocated: Number of tasks in the allocation.
+        joined: Ranks of all joined workers, in the order of tasks.
+    """
     if not ranks:
         return values
     by_rank = dict(zip(ranks, values[len(values) - len(ranks) :], strict=False))
@@ -116,13 +134,17 @@ def _place(
 
 
 def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Values]:
-    """Transpose rows, one per time, into columns, one per task."""
+    """Transpose rows, one per time, into `num_tasks` columns, one per task. Short rows are filled with None."""
     padded = [row if len(row) == num_tasks else (*row, *[None] * num_tasks)[:num_tasks] for row in rows]
     return [list(column) for column in zip(*padded, strict=True)] or [[] for _ in range(num_tasks)]
 
 
 def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
-    """Return the increase per second between changes. It is None before the first value and after a restart."""
+    """Return the rate of a counter at each time: its increase per second from one change to the next.
+
+    A counter that does not change for `timeout` seconds has the rate 0. The rate is None at the first value, at the
+    first one after a restart, where the counter begins again, and after the last change until the timeout.
+    """
     result: Values = [None] * len(column)
     first: int | None = None
     for number, value in enumerate(column):
@@ -137,7 +159,7 @@ def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
 
 
 def _total(column: Values) -> float | None:
-    """Return the total of a counter that begins again at 0 with each restart."""
+    """Return the total over all starts of a counter that begins again at 0 with each restart."""
     values = measured(column)
     if not values:
         return None
@@ -150,10 +172,11 @@ class TaskUsage:
 
     Attributes:
         cores: Mean processor seconds per second during training.
-        memory_bytes, gpu_memory_bytes: Peaks.
-        variable_bytes: Bytes of the variables on a ps, at the end.
-        sent_bytes, received_bytes: Bytes on the connections to the task's port.
-        steps_per_second, gpu_percent: Means during training.
+        memory_bytes, gpu_memory_bytes: Peaks over the whole job.
+        variable_bytes: Bytes of the variables on a ps, at the end of the job.
+        sent_bytes, received_bytes: Totals on the connections to the task's port, over the whole job.
+        steps_per_second: Mean during training.
+        gpu_percent: Mean share of time in which the GPUs were busy, during training.
     """
 
     name: str
@@ -180,11 +203,12 @@ class JobUsage:
     """The resource usage of all tasks, and the resources that Slurm allocated.
 
     Attributes:
-        cores: Mean number of cores in use during training.
-        memory_bytes, gpu_memory_bytes: Peaks of the total memory.
+        tasks: The usage of each task, also of joined workers.
+        cores: Mean number of cores in use during training, by the tasks in the job's allocation.
+        memory_bytes, gpu_memory_bytes: Peaks of the total memory of the tasks in the job's allocation.
         seconds: Duration of the job.
-        num_samples: Number of samples during training.
-        seconds_after_last_step: Time from the last reported step to the outcome.
+        num_samples: Number of points of the curves during training, at most 240.
+        seconds_after_last_step: Time from the last reported step to the outcome. None without steps.
     """
 
     tasks: tuple[TaskUsage, ...]
@@ -209,7 +233,7 @@ class JobUsage:
 
 
 class JobSummary(JobFiles):
-    """A running or ended job, as its run directory describes it. Missing and damaged files count as empty."""
+    """What the run directory of a running or ended job says about it. Missing and damaged files count as empty."""
 
     @functools.cached_property
     def _allocation(self) -> SlurmResources:
@@ -238,7 +262,7 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def metrics(self) -> ReportedMetrics:
-        """The reported metrics. There are none if the start of the job is unknown."""
+        """The metrics that scripts reported. There are none if events.jsonl does not show the start of the job."""
         launched = _find_launch(self._events)
         return ReportedMetrics(self.run.read_metrics() if launched is not None else {}, self.names, launched or 0.0)
 
@@ -261,7 +285,7 @@ class JobSummary(JobFiles):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about possible problems. Problems that no longer exist are left out."""
+        """Sentences about possible problems that still exist, or existed when the job ended."""
         return (self.result or self.status).warnings
 
     @property
@@ -270,7 +294,10 @@ class JobSummary(JobFiles):
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines of the task that failed first, from the result or else from its log."""
+        """At most 20 last lines of output of the task that failed first, from result.json or else from its log.
+
+        Empty while the job runs and after a job with exit code 0.
+        """
         result = self.result
         if result is None or result.exit_code == 0:
             return ()
@@ -285,7 +312,7 @@ class JobSummary(JobFiles):
             return ()
 
     def list_missing_files(self) -> Iterator[str]:
-        """Yield sentences about missing files and old information."""
+        """Yield sentences about missing files, and about a status that the launcher no longer updates."""
         if not self.job.command:
             yield "job.json is missing or cannot be read: the command of the job is unknown."
         if not self.run.events.exists():
@@ -305,14 +332,21 @@ def summarize_usage(
     allocation: SlurmResources,
     variable_bytes: Mapping[str, int | None] | None = None,
 ) -> JobUsage:
-    """Return the usage of all tasks. Means cover the time from the first step (else the start) to the outcome."""
+    """Return the resource usage of a job.
+
+    Means cover the training: the time from the first step, or without steps from the start, to the outcome.
+
+    Args:
+        names: The names of the tasks, in the order of `curves`.
+        variable_bytes: Bytes of the variables by name of a ps.
+    """
     variable_bytes = variable_bytes or {}
     start = timeline.first_step_at or 0.0
     end = next((event.seconds for event in timeline.events if event.kind == "outcome"), timeline.end)
     training = [number for number, at in enumerate(curves.seconds) if start <= at <= end]
 
     def mean_in_training(column: Values) -> float | None:
-        """Return the mean, in which each sample counts for the time since the sample before it."""
+        """Return the mean during training. Each point is weighted with the time since the point before it."""
         found = [(column[n], curves.seconds[n] - (curves.seconds[n - 1] if n else 0.0)) for n in training]
         weighted = [(value, seconds) for value, seconds in found if value is not None]
         total = sum(seconds for _, seconds in weighted)
@@ -346,7 +380,7 @@ def summarize_usage(
 
 
 def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[float, float] | None:
-    """Return when Slurm queued and started the job, in seconds since the launcher's start."""
+    """Return when Slurm queued and started the job, in seconds since the launcher's start, or None if unknown."""
     launched = _find_launch(events)
     if allocation.submitted is None or launched is None:
         return None
@@ -354,5 +388,5 @@ def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[f
 
 
 def _find_launch(events: Sequence[Event]) -> float | None:
-    """Return the start of the launcher, in seconds since 1970."""
+    """Return the start of the launcher in seconds since 1970, or None if no event has both of its times."""
     return next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)

@@ -1,6 +1,7 @@
 """Derive a timeline of the states of each task from the events of the job.
 
-Times are seconds since the start of the job. An agent may notice up to 0.25 s late that a server answers.
+Times are seconds since the start of the job. The end of "importing" may be 0.25 s late, because agents check at
+intervals whether a TensorFlow server answers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STATES = {
     "restarting": "until the restart in place",
     "terminating": "exited, or being terminated",
 }
-"""The states of a task in their usual order, and what each means."""
+"""The states of a task in their usual order, each with its meaning as the report's legend shows it."""
 
 _MARKED_KINDS = {name for name, kind in EVENT_KINDS.items() if kind.is_in_timeline}
 _FAILURES = ("lost", "attempt", "not_terminated")
@@ -32,7 +33,7 @@ _MIN_WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Span:
-    """A state of a task."""
+    """A time from `start` to `end` in which a task was in one state, a key of `STATES`."""
 
     state: str
     start: float
@@ -41,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """An event that the timeline marks. `kind` is the kind in events.jsonl."""
+    """An event for which the timeline shows a mark. `kind` is a key of `EVENT_KINDS`, as in events.jsonl."""
 
     seconds: float
     kind: str
@@ -51,7 +52,10 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in which all other tasks waited for `task` to do `what`. It took `seconds` and ended at `until`."""
+    """A wait of all other tasks for `task`. It took `seconds` and ended at `until`.
+
+    `what` completes the sentence "they waited for worker/0 …", such as "to register" or "at barrier 'loaded'".
+    """
 
     until: float
     seconds: float
@@ -74,7 +78,15 @@ class TaskTimeline:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The whole job from `start` (negative if it was queued) to `end`. `first_step_at` is None without steps."""
+    """The timeline of a whole job.
+
+    Attributes:
+        start: 0, or the negative time at which Slurm queued the job.
+        end: The time at which the job ended or was last seen.
+        events: The events that concern the whole job.
+        waits: Waits of all tasks for one, of 1 s or longer.
+        first_step_at: When the first step was reported; None without steps.
+    """
 
     start: float
     end: float
@@ -91,7 +103,7 @@ class Timeline:
 
 
 def task_type_of(name: str) -> str:
-    """Return "worker" for "worker/0"."""
+    """Return the type of a task from its name, such as "worker" for "worker/0"."""
     return name.partition("/")[0]
 
 
@@ -102,14 +114,15 @@ def make_timeline(
     queued: tuple[float, float] | None = None,
     joined: Collection[str] = (),
 ) -> Timeline:
-    """Return the timeline of these events. Events without a time or kind are ignored.
+    """Return the timeline of a job from its events. Events without a time or kind are ignored.
 
     Args:
-        events: The job's events.
-        names: The tasks by rank. Tasks that only events name are added.
-        end: The time at which the job ended or was last seen, if this is after its last event.
-        queued: The times at which Slurm queued and started the job. Both are negative.
-        joined: The joined workers, whose timelines begin when they registered.
+        events: The job's events, in any order.
+        names: The names of the tasks, by rank. Tasks that appear only in events are added.
+        end: The time at which the job ended or was last seen. The timeline ends with the last event if that is later.
+        queued: When Slurm queued and started the job, in seconds relative to the start of the launcher, and so not
+            positive. None for a job that was not queued.
+        joined: The names of the joined workers, whose timelines begin when they registered.
     """
     builder = _TimelineBuilder(names, joined)
     names_by_rank = {f"rank {rank}": name for rank, name in enumerate(names)}
@@ -121,7 +134,7 @@ def make_timeline(
 
 
 class _TimelineBuilder:
-    """Derives the states of all tasks from events, which are added in the order of time."""
+    """Derives the states of all tasks from events. Add the events in the order of time, then call `finish`."""
 
     def __init__(self, names: Sequence[str], joined: Collection[str] = ()) -> None:
         self._tasks = {name: TaskTimeline(name) for name in names}
@@ -228,10 +241,10 @@ class _TimelineBuilder:
         self._current[name] = (state, now)
 
     def _leave(self, name: str, now: float, *, has_imported: bool = False, has_succeeded: bool = False) -> None:
-        """End the current state of a task.
+        """End the current state of a task, and add it to the task's timeline.
 
-        A script without a server or a reported step was "running", not "importing", if it ran for 60 s or exited with
-        0.
+        "importing" becomes "running" for a script that neither started a server nor reported a step, if it ran for 60 s
+        or exited with 0.
         """
         state, since = self._current.pop(name, ("", now))
         if now <= since:
@@ -245,7 +258,10 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the last task. It begins with the second-to-last task's time, but not before `since`."""
+        """Add the wait for the task with the latest of `times`, unless it is shorter than 1 s.
+
+        The wait begins when the second-to-last task was ready, but not before `since`.
+        """
         if len(times) < 2:
             return
         (_, before), (name, at) = sorted(times.items(), key=lambda item: item[1])[-2:]

@@ -1,4 +1,8 @@
-"""Chart a timeline: a row per task, or in large jobs a band per role with the share of tasks in each state."""
+"""Make a chart of a timeline, with a row for each task.
+
+In a job of more than 40 tasks most tasks have no row. They are shown in a band for each role, with the share of its
+tasks that are in each state.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ MARK_MEANINGS = {
     "diamond": "connection lost",
     "square": "exit or other event",
 }
-"""The marks and their meanings. Their shapes differ because some readers cannot distinguish colors."""
+"""The shapes of marks and what each means. Shapes differ, because some readers cannot distinguish colors."""
 
 _MAX_ROWS = 40
 _BINS = 240
@@ -34,7 +38,7 @@ _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10
 
 @dataclass(frozen=True)
 class TimelineChart:
-    """The part of a timeline between two times (seconds). Positions are percent of this time."""
+    """A chart of the part of a timeline from `start` to `end` (seconds). Positions are percent of the chart's width."""
 
     timeline: Timeline
     start: float
@@ -44,7 +48,11 @@ class TimelineChart:
         return [(self.percent(seconds), label) for seconds, label in find_ticks(self.start, self.start + self._span)]
 
     def marks(self, task: TaskTimeline) -> Iterator[tuple[str, float, str]]:
-        """Yield kind, position and title of a task's marks. Marks of different kinds do not overlap."""
+        """Yield shape, position and tooltip of a task's marks.
+
+        Of marks of the same shape that would overlap, only the first is shown. Marks of different shapes are moved
+        apart.
+        """
         last: dict[str, float] = {}
         for event in task.events:
             kind = "cross" if event.is_failure else _MARKS.get(event.kind, "square")
@@ -54,9 +62,10 @@ class TimelineChart:
                 yield kind, round(left, 2), f"{format_seconds(event.seconds)}: {event.text}"
 
     def moments(self) -> Iterator[tuple[float, str]]:
-        """Yield position and label of the job's events. A label that does not fit is empty.
+        """Yield position and label of the events of the whole job, such as a stop request.
 
-        At 30 % of the timeline, 30 % of the label is left of the position.
+        A label that would overlap the one before is empty. The page shifts a label so that it stays inside the chart:
+        at 30 % of the width, 30 % of the label is left of the position.
         """
         free_from = 0.0
         for event in self.timeline.events:
@@ -69,7 +78,11 @@ class TimelineChart:
                     free_from = start + width + 1
 
     def areas(self, role: str, tasks: Sequence[TaskTimeline]) -> Iterator[tuple[str, str, str]]:
-        """Yield state, SVG path and title of stacked areas, from the bottom up. The box of the paths is 240 x 100."""
+        """Yield state, SVG path and tooltip of the areas of a role's band, from the bottom up.
+
+        The areas are stacked. The height of one is the share of `tasks` in this state. The paths are in a box of 240 x
+        100.
+        """
         bottom = [0.0] * _BINS
         for state in reversed(self.timeline.states):
             shares = self.share_of_tasks(tasks, state)
@@ -81,7 +94,7 @@ class TimelineChart:
                 bottom = top
 
     def share_of_tasks(self, tasks: Sequence[TaskTimeline], state: str) -> list[float]:
-        """Return the share of the tasks that are in `state`, in each of 240 bins of time."""
+        """Return for each of 240 equal parts of the chart's time which share of `tasks` is in `state` (0 to 1)."""
         changes = [0] * (_BINS + 1)
         step = self._span / _BINS
         for task in tasks:
@@ -98,7 +111,7 @@ class TimelineChart:
         return min(max(self.end - self.start, 0.001), 1e300)  # damaged records must not make it infinite
 
     def percent(self, seconds: float) -> float:
-        """Return the position of a time in percent. A time outside of the chart has the position of the nearer end."""
+        """Return the position of a time in percent. Times outside of the chart have that of the nearer end."""
         return round(100 * min(1.0, max(0.0, (seconds - self.start) / self._span)), 2)
 
     def contains(self, seconds: float) -> bool:
@@ -106,7 +119,7 @@ class TimelineChart:
 
 
 def find_ticks(start: float, end: float) -> list[tuple[int, str]]:
-    """Return at most 9 round times in seconds, and their labels."""
+    """Return at most 9 round times between two times, in seconds, and their labels for an axis."""
     raw = (end - start) / 8
     step = next((each for each in _TIME_STEPS if raw <= each), 86400 * math.ceil(raw / 86400))
     times = range(math.ceil(start / step) * step, math.floor(end) + 1, step)
@@ -114,7 +127,7 @@ def find_ticks(start: float, end: float) -> list[tuple[int, str]]:
 
 
 def _format_time(seconds: int, step: int) -> str:
-    """Return a time on an axis whose ticks are `step` seconds apart."""
+    """Return the label of a time on an axis whose ticks are `step` seconds apart."""
     if step >= 86400:
         return f"{seconds / 86400:g} d"
     if step >= 3600 or abs(seconds) >= 7200:
@@ -124,7 +137,7 @@ def _format_time(seconds: int, step: int) -> str:
 
 
 def _thin_out(shares: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the points of a line through the middles of the bins, without those inside horizontal parts."""
+    """Return (number of the bin, share) of a line through the bins' middles, without points inside horizontal parts."""
     rounded = [round(share, 3) for share in shares]
     xs = [0.0, *(number + 0.5 for number in range(1, _BINS - 1)), float(_BINS)]
     ends = (0, len(rounded) - 1)
@@ -138,9 +151,10 @@ def _thin_out(shares: Sequence[float]) -> list[tuple[float, float]]:
 def choose_rows(
     tasks: Sequence[TaskTimeline], cause: str | None
 ) -> tuple[list[TaskTimeline], dict[str, list[TaskTimeline]]]:
-    """Return the tasks with a row of their own, and the others by role.
+    """Return the tasks that have a row of their own in the chart, and the other tasks by role.
 
-    Of more than 40 tasks, at most 20 have rows: the cause, tasks of small roles, and those with the most events.
+    In a job of at most 40 tasks each has a row. In a larger one at most 20 have: the task `cause`, which failed first,
+    then tasks of roles with at most 4, then those with the most failures and events.
     """
     by_role: dict[str, list[TaskTimeline]] = {}
     for task in tasks:
@@ -159,7 +173,7 @@ def choose_rows(
 
 
 def describe_grouping(rows: Sequence[TaskTimeline], bands: Mapping[str, Sequence[TaskTimeline]]) -> str:
-    """Return a note about the tasks without a row."""
+    """Return sentences about the tasks without a row, or an empty text if all have one. Arguments: `choose_rows`."""
     grouped = [task for each in bands.values() for task in each]
     if not grouped:
         return ""

@@ -1,8 +1,8 @@
-"""Make srun command lines, and run scontrol, squeue, sacct, scancel and sattach.
+"""Make srun command lines, and run scontrol, squeue, sinfo, sacct, scancel and sattach.
 
-A site's wrapper or plugin may print additional lines, so the parsers skip lines of another form. Each function that
-runs a program raises LaunchError if the program cannot be started, fails or times out. The error contains what the
-program wrote to standard error.
+Wrappers and plugins of a site may add lines to the output of these programs. The parsers skip them. Each function that
+runs a program raises LaunchError if the program cannot be started, exits with another code than 0, times out (by
+default after 30 s) or prints no valid output. The message contains the end of the program's standard error.
 """
 
 from __future__ import annotations
@@ -56,10 +56,16 @@ def run_program(
     text: str = "",
     directory: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's programs, with `text` as its standard input, and wait until it exits.
+    """Run one of Slurm's programs until it exits, and return its output as text.
 
     Args:
-        environ: The program's environment. None is os.environ without the user's defaults for these programs.
+        environ: The program's environment variables. By default os.environ without variables such as SQUEUE_FORMAT,
+            with which users change the output.
+        text: The program's standard input.
+        directory: The program's working directory, by default that of this process.
+
+    Raises:
+        LaunchError: The program cannot be started, exits with another code than 0, or times out.
     """
     line = _shorten(command)
     if environ is None:
@@ -105,9 +111,13 @@ def srun_command(
 ) -> tuple[str, ...]:
     """Return the srun command for one step on the whole allocation, which runs `command` in each task.
 
-    The launcher decides what follows the exit of a task, so srun must not end the step then (--kill-on-bad-exit=0 and
-    --wait=0). --overlap lets the step start while an interactive shell runs in the allocation. --mpi=none is given
-    because a site's default may wait for an MPI library that no task has. `options` come last and override these.
+    The launcher decides what follows the exit of a task. Therefore srun must not end the step when a task exits
+    (--kill-on-bad-exit=0 and --wait=0). --overlap lets the step start while an interactive shell runs in the
+    allocation. --mpi=none is given because a site's default may wait for an MPI library that no task has.
+
+    Args:
+        num_tasks: Number of tasks. In a heterogeneous job, the numbers in `allocation.components` are used instead.
+        options: Further options of srun. They override those above.
     """
     always = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
     line = ["srun"]
@@ -125,27 +135,28 @@ def srun_command(
 
 
 def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the srun command that starts `command` once on each node, with labelled output.
+    """Return the srun command that starts `command` once on each node, and puts a task's rank before its output.
 
-    All tasks get srun's standard input. srun splits an output line of more than 1,024 bytes (MAX_MSG_LEN in slurmstepd)
-    into parts, and may print other tasks' parts between them. --label starts each part with the rank of its task, so
-    that the caller can join the parts.
+    Each task gets srun's standard input. srun splits an output line of more than 1,024 bytes (MAX_MSG_LEN in
+    slurmstepd) into parts, and may print other tasks' parts between them. --label starts each part with the rank of its
+    task, such as "3: ", so that the caller can join the parts.
     """
     options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
     return ("srun", *options, "--mpi=none", "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
 
 
 def exited_tasks(line: str) -> frozenset[int]:
-    """Return the ranks that a line of srun's standard error reports as failed.
+    """Return the ranks of the tasks whose failure a line of srun's standard error reports.
 
-    The result is empty for any other line. Example: srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2
+    For "srun: error: r1-n[2,9]: tasks 0,2-3: Exited with exit code 2" the ranks are 0, 2 and 3. For a line of another
+    form the result is empty.
     """
     match = _EXITED_LINE.match(line)
     return frozenset(int(name[1:]) for name in expand_nodelist(f"t[{match['ranks']}]")) if match else frozenset()
 
 
 def missing_programs() -> tuple[str, ...]:
-    """Return the required programs of Slurm that are not on PATH."""
+    """Return the names of the programs of Slurm that tf4slurm needs and that are not on PATH."""
     return tuple(program for program in _PROGRAMS if shutil.which(program) is None)
 
 
@@ -167,18 +178,18 @@ def query_site(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmSite:
 
 
 def query_partitions(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[str]:
-    """Return the names of Slurm's partitions."""
+    """Return the names of the partitions that sinfo lists."""
     rows = parse_nodes(_read(("sinfo", "--noheader", f"--format={NODES_FORMAT}"), timeout_seconds))
     return list(dict.fromkeys(row[0] for row in rows))
 
 
 def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Query sacct once, to check that it answers."""
+    """Raise LaunchError unless sacct answers a query."""
     _read(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
 def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
-    """Return the state of a job, with the preemption mode of its partition."""
+    """Return the state of a job from the controller, with the preemption mode of the job's partition."""
     job = _query(("scontrol", "show", "job", job_id), parse_job, timeout_seconds)
     answer = _read(("scontrol", "show", "partition", job.partition), timeout_seconds)
     partition = parse_fields(answer, "PartitionName")
@@ -186,7 +197,7 @@ def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Slur
 
 
 def query_allocation(allocation: SlurmAllocation) -> SlurmAllocation:
-    """Return the allocation with the numbers of tasks, nodes and CPUs that Slurm's controller gives for the job.
+    """Return the allocation with the job's numbers of tasks, nodes and CPUs per task from Slurm's controller.
 
     In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step instead of the job.
     """
@@ -195,16 +206,17 @@ def query_allocation(allocation: SlurmAllocation) -> SlurmAllocation:
 
 
 def query_resources(job_id: str) -> SlurmResources:
-    """Return the resources that Slurm allocated to a job."""
+    """Return the resources that Slurm allocated to a job, from the controller."""
     return parse_resources(_read(("scontrol", "show", "job", job_id)))
 
 
 def query_queue(
     job_ids: Sequence[str], *, expands_arrays: bool = False, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> list[QueueEntry]:
-    """Return the queue entries of jobs, including recently ended jobs.
+    """Return squeue's entries for jobs, including jobs that ended recently (within Slurm's MinJobAge).
 
-    Each element of an array has an entry. Without `expands_arrays`, the pending elements share one entry.
+    Ids that squeue does not know have no entry. Each element of a job array has an entry, but all pending elements of
+    an array share one unless `expands_arrays` is set. The timeout is for each query of at most 1,000 ids.
     """
     expand = ("--array",) if expands_arrays else ()
     found: list[QueueEntry] = []
@@ -221,20 +233,20 @@ def query_queue(
 
 
 def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_seconds: float) -> list[str]:
-    """Return the ids of this user's jobs with this comment, including recently ended jobs."""
+    """Return the ids of this user's jobs whose --comment is `comment`, including recently ended jobs."""
     command = ("squeue", "-h", "--me", "-t", "all", "-o", COMMENT_FORMAT)
     done = run_program(command, timeout_seconds, environ=_without_user_defaults(environ))
     return parse_comments(done.stdout, comment)
 
 
 def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
-    """Return the final state and the exit code of a job, or None if the accounting database lacks the job."""
+    """Return Slurm's state and the exit code of a job from sacct, or None if sacct does not know the job."""
     command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ACCOUNTING_FORMAT)
     return parse_accounting(_read(command, timeout_seconds))
 
 
 def signal_batch(job_id: str, signal_name: str) -> None:
-    """Send a signal to the batch script (the launcher) of a job."""
+    """Send a signal, such as "USR1", to a job's batch script only. The script becomes the launcher (`exec`)."""
     _read(("scancel", f"--signal={signal_name}", "--batch", job_id))
 
 
@@ -265,11 +277,12 @@ def forbid_requeue(job_id: str) -> None:
 
 
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
-    """Return the node of each rank. Slurm is queried only if the environment does not determine the layout.
+    """Return the node of each rank of a step, from the environment or else from sattach.
 
     Raises:
-        LayoutError: The environment does not determine the layout and sattach is not installed, or sattach contradicts
-            the environment.
+        LayoutError: The environment does not determine the layout and sattach is not installed, or sattach's answer
+            contradicts the environment.
+        LaunchError: sattach fails.
     """
     try:
         return step.nodes_by_rank
@@ -280,18 +293,19 @@ def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 
 
 def query_layout(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
-    """Query Slurm for the node of each rank, and check the answer against the environment of this task.
+    """Return the node of each rank of a step from sattach, checked against the environment of this task.
 
     A heterogeneous step needs one query for each component, because Slurm runs each as a step of a separate job, with
     ranks from 0. Slurm forgets a step when its tasks have ended, so call this function while all tasks run. Call the
-    function in one task only, to spare the controller.
+    function in one task only, because a query from each task would overload the controller.
 
     Args:
         step: The step of this task.
-        timeout_seconds: Timeout in seconds for each component.
+        timeout_seconds: Timeout in seconds for each query.
 
     Raises:
         LayoutError: The answer contradicts the environment of this task.
+        LaunchError: sattach fails or prints no layout.
     """
     own_nodes = frozenset(step.nodes)
     job_ids = [job_id for job_id, nodes in step.het_groups.items() if not own_nodes.isdisjoint(nodes)]
@@ -308,7 +322,7 @@ def _read(command: Sequence[str], timeout_seconds: float = _TIMEOUT_SECONDS) -> 
 
 
 def _query(command: Sequence[str], parse: Callable[[str], T], timeout_seconds: float) -> T:
-    """Return the parsed standard output of a program. An invalid output raises LaunchError."""
+    """Return the parsed standard output of a program. A ValueError of `parse` becomes a LaunchError."""
     answer = _read(command, timeout_seconds)
     try:
         return parse(answer)

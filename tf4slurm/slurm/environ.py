@@ -44,7 +44,7 @@ VISIBLE_DEVICES = (
     "GPU_DEVICE_ORDINAL",
     "ZE_AFFINITY_MASK",
 )
-"""The variables with which Slurm assigns GPUs to a task: one each for CUDA, ROCm, OpenCL on ROCm, and oneAPI."""
+"""The variables in which Slurm lists the GPUs of a task, for CUDA, ROCm (two), OpenCL on ROCm, and oneAPI."""
 
 # srun sets these for the tasks of a step. An srun that such a task runs would read some of them as its options.
 _STEP_VARIABLES = (
@@ -95,7 +95,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Parse the numbers of tasks on nodes: "3,1(x2)" stands for 3, 1, 1."""
+    """Parse a list of counts in Slurm's notation, one per node: "3,1(x2)" stands for 3, 1, 1."""
     counts: list[int] = []
     for item in text.split(","):
         match = _COUNT.fullmatch(item)
@@ -150,10 +150,12 @@ class SlurmAllocation:
 
     Attributes:
         num_tasks: Number of requested tasks. None if the job, or a component of it, requested only nodes.
-        cpus_per_task: Requested CPUs per task. Since Slurm 22.05 srun does not take this number from the job.
+        cpus_per_task: Requested CPUs per task, or None without a request. Since Slurm 22.05 srun does not take this
+            number from the job, so it must be passed on as --cpus-per-task.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
-        array_element: Id of the job array's element, such as "38_2". `job_id` can be the id of the whole array.
+        array_element: Id of this element of a job array, such as "38_2"; None for any other job. `job_id` of one of the
+            elements is the id of the whole array.
         num_nodes: Number of nodes (of the first component in a heterogeneous job); None if Slurm does not set it.
     """
 
@@ -215,10 +217,11 @@ def _optional_attribute(variable: str, parse: Callable[[str], T], default: Defau
 
 
 class SlurmStep:
-    """The Slurm step to which this task belongs, as its environment describes it.
+    """The Slurm step to which this task belongs, as the task's environment variables describe it.
 
     Attributes are parsed on access, so that an invalid variable affects only callers that need it. An attribute raises
-    SlurmEnvironmentError if its variable is missing or invalid. `from_environ` checks those that every task needs.
+    SlurmEnvironmentError if its variable is invalid, or if it is missing and no default is given here. `from_environ`
+    checks the variables that every task needs.
 
     Attributes:
         rank: 0-based rank in the step.
@@ -226,14 +229,15 @@ class SlurmStep:
         node_name: Slurm's name of the node, which may differ from the host name.
         node_ranks: The ranks on this node, by local rank.
         nodes: The names of the step's nodes in Slurm's order.
-        tasks_per_node: The number of tasks on each of `nodes`, not checked against other variables.
+        tasks_per_node: The number of tasks on each of `nodes`, as in the variable. `tasks_by_node` has the same numbers
+            by node, after a check against `nodes` and `num_tasks`.
         distribution: How ranks are distributed, such as "block" or "cyclic:block". None if srun does not set it. In a
             heterogeneous step this may be the distribution of another component.
-        plane_size: The number of consecutive ranks on one node with -m plane. This may be the number of another
-            component or of an outer step.
+        plane_size: The number of consecutive ranks on one node with -m plane. None if srun does not set it. This may be
+            the number of another component or of an outer step.
         reserved_ports: Ports that Slurm reserves for this step on each of its nodes; empty if the site reserves none.
         launch_address: An address of the host on which srun runs; None if Slurm does not set it.
-        restart_count: The number of times that Slurm has requeued the job.
+        restart_count: The number of times that Slurm has requeued the job (default 0).
         gpus_on_node: The number of GPUs of all tasks of the step on this node; None if Slurm does not set it.
     """
 
@@ -261,7 +265,8 @@ class SlurmStep:
         """Read the step from an environment.
 
         Raises:
-            SlurmEnvironmentError: This process is not a task of a step, or a variable that each task needs is invalid.
+            SlurmEnvironmentError: This process is not a task of a step, or a variable that each task needs is missing
+                or invalid.
         """
         step = cls(environ)
         if _is_reserved(step.step_id):
@@ -283,13 +288,16 @@ class SlurmStep:
 
     @property
     def visible_devices(self) -> dict[str, tuple[str, ...]]:
-        """The devices in each non-empty variable of `VISIBLE_DEVICES`."""
+        """The devices in each variable of `VISIBLE_DEVICES` that is not empty, by variable.
+
+        A variable that hides all devices, such as "-1", has an empty tuple.
+        """
         texts = {name: self.environ[name] for name in VISIBLE_DEVICES if self.environ.get(name)}
         return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs of this task, from the first non-empty variable of `VISIBLE_DEVICES`."""
+        """The devices in the first variable of `VISIBLE_DEVICES` that is not empty."""
         return next(iter(self.visible_devices.values()), ())
 
     @cached_property
@@ -308,7 +316,7 @@ class SlurmStep:
 
     @cached_property
     def het_groups(self) -> dict[str, tuple[str, ...]]:
-        """The nodes of all components of a heterogeneous job, by the component's job id. Empty for other jobs."""
+        """The nodes of each component of a heterogeneous job, by the component's job id. Empty for other jobs."""
         size = _optional(self.environ, _HET_SIZE, _num_components, 0)
         if self.environ.get(f"{_GROUP_JOB_ID}0") != self.job_id:
             return {}  # the variables come from a heterogeneous job that submitted this job
@@ -318,11 +326,11 @@ class SlurmStep:
 
     @cached_property
     def nodes_by_rank(self) -> tuple[str, ...]:
-        """The node of each rank, checked against this task's node and ranks.
+        """The node of each rank, checked with `check_own_place`.
 
         Raises:
-            LayoutError: The environment contradicts itself or does not determine the layout. `commands.layout_of` then
-                queries Slurm.
+            LayoutError: The environment contradicts itself or does not determine the layout. `commands.layout_of`
+                queries Slurm in this case.
         """
         groups = self.het_groups.values()
         components = split_components(self.tasks_by_node, groups) if groups else []
@@ -334,7 +342,7 @@ class SlurmStep:
         return nodes_by_rank
 
     def check_own_place(self, nodes_by_rank: Sequence[str]) -> None:
-        """Raise LayoutError if a layout contradicts the environment of this task."""
+        """Raise LayoutError if a layout contradicts this task's rank, node, or the ranks on its node."""
         node = self.node_name
         own_ranks = [rank for rank, other in enumerate(nodes_by_rank) if other == node]
         if len(nodes_by_rank) != self.num_tasks or self.rank >= self.num_tasks:
@@ -366,7 +374,10 @@ def is_in_step(environ: Mapping[str, str]) -> bool:
 
 
 def without_step(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of this process's step."""
+    """Return the environment without the variables of this process's step, which an srun would read as its options.
+
+    Outside of a step nothing is removed.
+    """
     if not is_in_step(environ):
         return dict(environ)
     return {

@@ -9,10 +9,10 @@ from pathlib import Path
 from tf4slurm.errors import PlacementError
 
 HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
-"""The variables that hide all GPUs from a process."""
+"""Environment variables and the values that hide all GPUs from a process."""
 
 _OFTEN_SET_BY_USERS = "HIP_VISIBLE_DEVICES"
-"""A variable that users set in their profiles. It is ignored unless a variable of Slurm has the same list."""
+"""A variable that users set in their shell profiles. It is ignored unless another variable has the same list."""
 
 _AMD_DEVICES = "ROCR_VISIBLE_DEVICES"
 _AMD_NUMBERS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -23,7 +23,7 @@ Their numbers are positions among the devices in ROCR_VISIBLE_DEVICES (https://g
 
 
 def has_amd_gpus(devices: Path) -> bool:
-    """Return whether `devices` has the file of AMD's compute driver (kfd), and no file of an NVIDIA GPU."""
+    """Return whether the directory of device files has AMD's compute driver (kfd), and no NVIDIA GPU."""
     return (devices / "kfd").exists() and not any(devices.glob("nvidia[0-9]*"))
 
 
@@ -38,21 +38,25 @@ def gpu_environ(
 ) -> dict[str, str]:
     """Return the environment variables that assign GPUs to the child process of a task.
 
-    The result has a list for each variable that Slurm set. A list that Slurm made for this task alone is kept. A list
-    for all tasks of the node is divided among these tasks.
+    The result hides all GPUs from a task that uses none. Otherwise it has a list for each variable that Slurm set. If
+    Slurm made the list for this task alone, all its devices are this task's. A list for all tasks of the node is
+    divided among the tasks that use GPUs. On AMD GPUs the other variables have positions in ROCR_VISIBLE_DEVICES.
 
-    A spare has a share from the start, because it may become a worker while the other tasks run. The lost worker whose
-    role the spare takes keeps its share, too, so that no share changes within an attempt. If there are too few devices
-    for the spares, the workers divide all devices. A spare that becomes a worker then shares a device with a worker.
+    Devices are reserved for a spare from the start, because it may become a worker while the other tasks run. The lost
+    worker whose role the spare takes keeps its devices, too, so that no task's devices change within an attempt. If
+    there are too few devices for the spares, the workers divide all devices. A spare that becomes a worker then shares
+    a device with a worker.
 
     Args:
         visible_devices: Slurm's names of the devices by variable, such as {"CUDA_VISIBLE_DEVICES": ("2", "3")}.
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         local_rank: The task's 0-based rank on its node.
-        sees_gpus: Whether each task uses GPUs now, by local rank.
-        per_task: Devices per task. None divides all devices, and the first tasks get those that remain. If there are
-            fewer devices than tasks, neighbouring tasks share a device.
-        is_spare: Whether each task is a spare, or is lost and has exchanged its role with one. Empty without spares.
+        sees_gpus: For each task of the node, by local rank: whether it uses GPUs in its present role.
+        per_task: Devices per task, also of a list for this task alone. None divides all devices evenly, and the first
+            tasks get one more each of those that remain. If there are fewer devices than tasks, neighbouring tasks
+            share a device.
+        is_spare: For each task of the node, by local rank: whether it is a spare, or is lost and has exchanged its role
+            with a spare. Empty without spares.
         devices: Directory of the device files, which show whether the GPUs are AMD's.
 
     Raises:
@@ -83,7 +87,8 @@ def gpu_environ(
 def is_list_of_one_task(visible: Sequence[str], gpus_on_node: int | None) -> bool:
     """Return whether Slurm made a list of GPUs for one task (--gpus-per-task, --gpu-bind).
 
-    Such a list is shorter than that of the node.
+    This is assumed of a list with fewer GPUs than the step has on the node. If that number is unknown, the result is
+    False.
     """
     return gpus_on_node is not None and len(visible) < gpus_on_node
 

@@ -2,8 +2,8 @@
 
 The environment of an ordinary step determines the layout, unless the distribution is "arbitrary". In a heterogeneous
 step SLURM_DISTRIBUTION describes only the component that srun handled last: on Slurm 22.05 the tasks of b have the same
-environment in `srun -N2 -n4 -m cyclic a : -N1 -n2 b` with and without -m. The layout of a component is certain in two
-cases only: the component has one node, or it has two nodes and this task runs on one of them.
+environment in `srun -N2 -n4 -m cyclic a : -N1 -n2 b` with and without `-m cyclic`. The layout of a component is certain
+in two cases only: the component has one node, or it has two nodes and this task runs on one of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tf4slurm.errors import LayoutError, PlacementError
 
 Component = Mapping[str, int]
-"""Number of tasks by node name, in Slurm's order: of an ordinary step, or of a component of a heterogeneous step."""
+"""Number of tasks by node name, in Slurm's order of nodes: a component of a heterogeneous step, or a whole step."""
 
 
 def deal_ranks(component: Component, distribution: str | None, plane_size: int | None) -> tuple[str, ...]:
-    """Return the node of each rank.
+    """Return the node of each rank of a component, for a distribution of srun's option -m.
 
     Args:
         distribution: "block" (also None), "cyclic" or "plane". Suffixes such as ":cyclic" do not affect nodes.
@@ -39,9 +39,12 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
 
 
 def split_components(step: Component, groups: Iterable[Collection[str]]) -> list[Component]:
-    """Split a step into its components. `groups` are the nodes of each component of the heterogeneous job.
+    """Split a heterogeneous step into its components.
 
-    A component without a node of the step is omitted.
+    Args:
+        step: Number of tasks by node name, of the whole step.
+        groups: The nodes of each component of the heterogeneous job. Those without a node of the step are left out of
+            the result.
 
     Raises:
         LayoutError: A node of the step is in no group or in several.
@@ -56,7 +59,8 @@ def join_components(components: Sequence[Component], own_node: str, own_ranks: C
     """Return the node of each rank of a heterogeneous step. `own_ranks` are the ranks on `own_node`.
 
     Raises:
-        LayoutError: More than one layout is possible.
+        LayoutError: A component has three or more nodes, or two nodes of which none is `own_node`. Its layout is then
+            uncertain.
     """
     ranks: list[str] = []
     for component in components:
@@ -104,7 +108,7 @@ def rename_nodes(nodes_by_rank: Sequence[str], nodes: Sequence[str], counts: Map
 
 
 def shorten(items: Sequence[object]) -> str:
-    """Return the first eight items, separated by commas."""
+    """Return a text with the first eight items, separated by commas, and "…" if there are more."""
     return ", ".join(map(str, items[:8])) + (", …" if len(items) > 8 else "")
 
 

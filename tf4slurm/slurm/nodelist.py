@@ -1,9 +1,9 @@
-"""Expand and fold Slurm's nodelists: "n[001-003],gpu7" stands for n001, n002, n003, gpu7.
+"""Expand Slurm's nodelists into node names, and fold names into a nodelist: "n[1-3],gpu7" is n1, n2, n3, gpu7.
 
 The results are those of `scontrol show hostnames` (22.05). A text that scontrol refuses or expands wrongly ("n[1-]"
-becomes "n1") is an error.
+becomes "n1") is an error. The notation:
 
-    names       separated by commas or white space; order and duplicates are kept
+    terms       separated by commas or white space; order and duplicates are kept
     ranges      n[1-3,7] is n1 n2 n3 n7; zeros pad numbers to the width of the first: n[08-10] is n08 n09 n10
     brackets    several are allowed, but no text after the last: r[1-2]n[1-2] is valid, n[1-2]x is not
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 from tf4slurm.errors import NodelistError
 
 MAX_NODES = 1_000_000
-"""Maximum number of nodes in a nodelist. The largest clusters have some ten thousand."""
+"""Maximum number of nodes in a nodelist. The largest clusters have some ten thousand nodes."""
 
 _MAX_RANGE = 65536  # MAX_RANGE of Slurm's hostlist.c
 _MAX_NUMBER = 2**64 - 2  # Slurm replaces larger numbers with 2**64 - 1
@@ -52,7 +52,8 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
     """Expand a nodelist such as "n[001-003],gpu7" into node names, in Slurm's order and with duplicates.
 
     Raises:
-        NodelistError: There are no nodes or more than `MAX_NODES`, or the syntax is wrong at the attribute `position`.
+        NodelistError: There are no nodes, more than `MAX_NODES`, or the syntax is wrong. The error's attribute
+            `position` is the position of the fault in the text.
     """
     names: list[str] = []
     for term in _TERM.finditer(nodelist):
@@ -65,10 +66,10 @@ def expand_nodelist(nodelist: str) -> tuple[str, ...]:
 
 
 def fold_nodelist(nodes: Iterable[str]) -> str:
-    """Return the nodelist that expands to exactly these names: "n[9-10],gpu7" for "n9", "n10", "gpu7".
+    """Return the nodelist that expands to these names in this order: "n[9-10],gpu7" for "n9", "n10", "gpu7".
 
     Raises:
-        NodelistError: There is no node, or a name is invalid. The attribute `nodelist` is this name.
+        NodelistError: There is no node, or a name is invalid. The error's attribute `nodelist` is the invalid name.
     """
     names = list(nodes)
     for name in names:
@@ -81,7 +82,7 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
 
 
 def _parse_term(nodelist: str, start: int, end: int) -> list[_Part]:
-    """Return the parts of a term. A name without brackets has no parts."""
+    """Return the parts of the term between two positions. A name without brackets has no parts."""
     parts = []
     position = start
     while match := _PART.match(nodelist, position, end):
@@ -143,7 +144,7 @@ def _follows(bounds: list[str], digits: str) -> bool:
 
 
 def _split_number(nodelist: str, position: int, name: str) -> tuple[str, str]:
-    """Split a name before its trailing digits. Refuse a number that Slurm would change."""
+    """Split a name before its trailing digits. Refuse a number above 2**64 - 2, which Slurm would change."""
     prefix = name.rstrip(string.digits)
     digits = name[len(prefix) :]
     if digits and int(digits) > _MAX_NUMBER:

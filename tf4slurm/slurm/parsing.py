@@ -1,4 +1,4 @@
-"""Parse what scontrol, squeue, sacct and sattach print about jobs. Lines of another form are skipped."""
+"""Parse what scontrol, squeue, sacct and sattach print about jobs. Other lines, such as a wrapper's, are skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED_STATES = {
     **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
     **dict.fromkeys(("BOOT_FAIL", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED"), FAILED),
 }
-"""tf4slurm's state for each of Slurm's states of ended jobs."""
+"""The state that tf4slurm shows for an ended job, by Slurm's state of the job."""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 _JOB_ID = re.compile(r"\d+(_\d+|_\[[\d,:.%-]*\]|\+\d+)?")  # also 38_2, 38+1, 38_[0-98:2%4], 38_[1,3,5,...]
@@ -60,7 +60,7 @@ class SlurmJob:
         state: For example "RUNNING", or "COMPLETING" while Slurm ends the job.
         is_batch: Whether the job is a batch job. Slurm requeues only batch jobs.
         can_requeue: Whether the user and the site allow a requeue.
-        is_preempted: Whether the grace time of a preemption has begun.
+        is_preempted: Whether Slurm has begun to preempt the job, which still runs until its GraceTime is over.
         preempt_mode: Effect of preemption in the partition, such as "REQUEUE" or "CANCEL". Empty if unknown.
         exit_code: Exit code of the batch script. It is 128 + n after signal n, and 0 while the script runs.
         output: Path of the batch script's output; empty if unknown.
@@ -83,7 +83,8 @@ class SlurmResources:
     """The resources that Slurm allocated to a job. A field that `scontrol` does not show is None.
 
     Attributes:
-        submitted, started: Times of submission and start, in seconds since 1970.
+        submitted, started: Times of submission and start, in seconds since 1970. For a pending job, `started` is when
+            Slurm expects to start it.
         cpus, memory_bytes: Totals over all nodes of the job.
         limit_seconds: Time limit.
     """
@@ -97,7 +98,10 @@ class SlurmResources:
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job, or an element of a job array, as squeue prints it. Times are in Slurm's format."""
+    """A job, or an element of a job array, as squeue prints it.
+
+    `elapsed` and `limit` are durations such as "1-02:30:00". `start` is a time such as "2026-11-21T10:21:07".
+    """
 
     job_id: str
     state: str
@@ -117,7 +121,7 @@ class QueueEntry:
 
     @property
     def explained_reason(self) -> str:
-        """Slurm's reason why the job is pending or has failed, with an explanation of common ones."""
+        """Slurm's reason why the job is pending or has failed, followed by an explanation if the reason is common."""
         if self.reason == "None":
             return "Slurm has not considered the job yet"
         meaning = _REASONS.get(self.reason.split(",")[0].strip("()").removesuffix("_"))
@@ -146,10 +150,12 @@ def parse_job(text: str) -> SlurmJob:
 
 
 def parse_allocation(allocation: SlurmAllocation, text: str) -> SlurmAllocation:
-    """Return the allocation with the numbers of tasks, nodes and CPUs from the output of `scontrol show job ID`.
+    """Return the allocation with the numbers of tasks, nodes and CPUs per task that `scontrol show job ID` printed.
+
+    CPUs per task are None if scontrol shows 1, because it shows 1 also for a job that did not request them.
 
     Raises:
-        ValueError: A number is missing.
+        ValueError: The number of tasks or nodes is missing.
     """
     fields = parse_fields(text, "JobId")
     cpus_per_task = fields.get("CPUs/Task", "")
@@ -198,7 +204,10 @@ def parse_comments(text: str, comment: str) -> list[str]:
 
 
 def parse_accounting(text: str) -> tuple[str, int] | None:
-    """Return state and exit code of the first job in sacct's output (`ACCOUNTING_FORMAT`), or None without a job."""
+    """Return Slurm's state and the exit code of the first job in sacct's output, or None without a job.
+
+    The format of the output is `ACCOUNTING_FORMAT`.
+    """
     match = _ACCOUNTING_LINE.search(text)
     return (match["state"], parse_exit_code(match["codes"])) if match else None
 
@@ -206,7 +215,7 @@ def parse_accounting(text: str) -> tuple[str, int] | None:
 def parse_layout(text: str) -> list[str]:
     """Return the node of each rank of one step, from the output of `sattach --layout STEP`.
 
-    An example of this output:
+    For this output the result is ["gpu-09", "r1-n10", "gpu-09", "gpu-09"]:
 
         Job step layout:
             4 tasks, 2 nodes (gpu-09,r1-n10)
@@ -226,10 +235,10 @@ def parse_layout(text: str) -> list[str]:
 
 
 def parse_fields(text: str, first: str = "") -> dict[str, str]:
-    """Parse NAME=VALUE pairs. Of a repeated name, the first value is kept.
+    """Parse the NAME=VALUE pairs of scontrol's output. Of a repeated name, the first value is kept.
 
-    `first` is the name of the first field of scontrol's records. With it, only the first record is parsed: its line,
-    and the indented lines after it.
+    `first` is the name with which each record starts, such as "JobId". With it, only the first record is parsed: its
+    line, and the indented lines after it. Without such a record, the whole text is parsed.
     """
     record = re.search(rf"^{first}=.*(\n[ \t]+\S.*)*", text, re.MULTILINE) if first else None
     found: dict[str, str] = {}
@@ -239,7 +248,7 @@ def parse_fields(text: str, first: str = "") -> dict[str, str]:
 
 
 def parse_exit_code(codes: str) -> int:
-    """Parse Slurm's "code:signal". The result after signal n is 128 + n, as in a shell."""
+    """Parse Slurm's "code:signal". The result after signal n is 128 + n, as in a shell, and 0 for another text."""
     code, _, number = codes.partition(":")
     return 128 + int(number) if number.isdecimal() and int(number) else int(code) if code.isdecimal() else 0
 
@@ -253,15 +262,15 @@ def _parse_time(text: str) -> float | None:
 
 
 def _parse_memory(tres: str) -> int | None:
-    """Return the bytes in "cpu=4,mem=2000M,node=2,billing=4"."""
+    """Return the memory in bytes of a text such as "cpu=4,mem=2000M,node=2", or None if it has none."""
     match = re.search(r"(?:^|,)mem=([0-9.]+)([KMGTP]?)", tres)
     return int(float(match[1]) * 1024 ** " KMGTP".index(match[2] or "M")) if match else None
 
 
 def parse_time_limit(limit: str) -> int | None:
-    """Return a time limit in seconds, or None for a text such as UNLIMITED.
+    """Return a time limit in seconds, or None for any other text, such as UNLIMITED.
 
-    Slurm's formats are M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
+    Slurm's formats are M, M:S, H:M:S, D-H, D-H:M and D-H:M:S, with D days, H hours, M minutes and S seconds.
     """
     days, dash, clock = limit.rpartition("-")
     parts = clock.split(":")

@@ -1,4 +1,4 @@
-"""Parse what scontrol, sinfo and srun print about a Slurm site. Lines of another form are skipped."""
+"""Parse what scontrol, sinfo and srun print about a Slurm site. Other lines, such as a wrapper's, are skipped."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _PORTS = re.compile(r"\bports=([\d,-]+)")
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition. Times are in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
+    """A partition of a Slurm site.
 
     Attributes:
-        preempt_mode: Effect of preemption: "OFF", "REQUEUE", "CANCEL" or "SUSPEND".
+        max_time, default_time: Time limits in Slurm's format, such as "2-00:00:00", "UNLIMITED" or "NONE".
+        preempt_mode: Effect of preemption: "OFF", "REQUEUE", "CANCEL" or "SUSPEND". Empty if unknown.
         grace_period_seconds: Seconds from the preemption of a job until Slurm kills it (GraceTime).
         num_nodes: Number of nodes; 0 if unknown.
         num_unavailable: Number of nodes that are drained, down or reserved.
@@ -40,7 +41,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation of nodes for maintenance. Times are those of this host, such as "2026-11-24T00:04:44"."""
+    """A reservation of nodes for maintenance. `start` and `end` are local times, such as "2026-11-24T00:04:44"."""
 
     name: str
     start: str
@@ -50,7 +51,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """The settings of a site that affect a parameter-server job.
+    """The settings of a site, and the state of its nodes, that affect a parameter-server job.
 
     Attributes:
         version: Version of the controller, such as "22.05.8".
@@ -62,7 +63,7 @@ class SlurmSite:
         settings: All settings by their names in slurm.conf. A setting without a value is "(null)".
         maintenance: Current and future reservations for maintenance.
         gpu_types: Types of the GPUs, such as "a100".
-        features: Features of nodes, which --constraint requests.
+        features: Features of the nodes, which jobs request with --constraint.
     """
 
     version: str
@@ -119,7 +120,10 @@ def _parse_maintenance(text: str) -> Iterator[Reservation]:
 
 
 def parse_nodes(text: str) -> list[list[str]]:
-    """Return the fields of each line of sinfo's output in `NODES_FORMAT`."""
+    """Return the fields of each line of sinfo's output: partition, numbers of nodes, GPUs, features.
+
+    The format of the output is `NODES_FORMAT`. A line is a group of nodes that have the same GPUs and features.
+    """
     rows = (line.strip().split("|") for line in text.splitlines())
     return [row for row in rows if len(row) == 4 and _NODE_COUNTS.fullmatch(row[1])]
 

@@ -12,10 +12,10 @@ _POLL_SECONDS = 1.0
 
 
 async def wait_for_slurmstepd_loss() -> int:
-    """Wait until the slurmstepd above this process has been killed, and return its process id.
+    """Wait until the slurmstepd above this process has ended, and return its process id.
 
-    slurmstepd exits after its tasks. If it ends before them, it was killed, and the tasks continue to run. If /proc
-    shows no slurmstepd above this process, this coroutine waits until it is cancelled.
+    slurmstepd exits after its tasks. So if it ends while this task runs, it was killed. Its end is noticed within 1 s.
+    If /proc shows no slurmstepd above this process, this coroutine waits until it is cancelled.
     """
     slurmstepd = find_slurmstepd()
     if slurmstepd is None:
@@ -27,12 +27,12 @@ async def wait_for_slurmstepd_loss() -> int:
 
 
 def is_slurmstepd_stopped(slurmstepd: ProcessStat | None) -> bool:
-    """Return whether a signal has stopped the slurmstepd, so that Slurm misses the end of its tasks."""
+    """Return whether a signal such as SIGSTOP has stopped slurmstepd, so that Slurm does not notice its tasks' end."""
     return slurmstepd is not None and is_stopped(slurmstepd.process_id)
 
 
 def find_slurmstepd() -> ProcessStat | None:
-    """Return the slurmstepd above this process, or None if /proc shows none."""
+    """Return the nearest ancestor of this process that is a slurmstepd, or None if /proc shows none."""
     process_id = os.getppid()
     with contextlib.suppress(OSError):  # /proc does not show the process
         while process_id > 1:

@@ -1,1 +1,1 @@
-"""Processes, threads, streams and files of this host."""
+"""Use the processes, threads, streams and files of this host."""

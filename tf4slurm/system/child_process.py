@@ -1,7 +1,7 @@
 """Start a child process in its own process group, read its output, and signal it.
 
-On Linux the kernel kills the child when its agent is killed (see exec_child.py), and the agent adopts the child's
-orphans and kills them (see proc.py). On other systems only the process group is killed.
+On Linux the kernel kills the child when its agent is killed (see exec_child.py). The agent adopts the processes that
+the child leaves behind, and kills them (see proc.py). On other systems only the child's process group is killed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _DRAIN_SECONDS = 0.5
 
 
 class Child:
-    """A child process. `Child.start` creates it.
+    """A child process of an agent. `Child.start` creates it.
 
     Attributes:
-        ended_at: Time of the child's end in seconds (monotonic). None while the child runs.
+        ended_at: Time of the child's end in seconds (time.monotonic). None while the child runs.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -53,11 +53,16 @@ class Child:
         *,
         ignores_stop_signals: bool = False,
     ) -> Child:
-        """Start `command` in its own process group. With `ignores_stop_signals`, the child ignores STOP_SIGNALS.
+        """Start `command` in its own process group.
 
-        A thread calls `on_output` with the child's standard output and error, and with b"" at their end. Another thread
-        starts the child, so that a stalled file system delays only the child. If the start is cancelled, the child is
-        killed. If the program cannot be executed, the child prints the reason and exits with 127 or 126.
+        A thread starts the child, so that a stalled file system delays only the child. If this coroutine is cancelled,
+        the child is killed. If the program cannot be executed, the child prints the reason and exits with 127 or 126.
+
+        Args:
+            environment: The child's environment variables.
+            on_output: Called in another thread with each piece of the child's standard output and error, and with b""
+                at their end.
+            ignores_stop_signals: Whether the child ignores STOP_SIGNALS unless it installs its own handlers.
 
         Raises:
             OSError: No process can be started, because memory is exhausted or Python is missing.
@@ -83,9 +88,9 @@ class Child:
         loop: asyncio.AbstractEventLoop,
         starting: Future[Child],
     ) -> None:
-        """Start the child and wait for its end in one thread.
+        """Start the child and wait for its end, both in the thread that calls this method.
 
-        When the thread that started the child ends, the kernel kills the child (PR_SET_PDEATHSIG, see `exec_child.py`).
+        If that thread ended earlier, the kernel would kill the child (PR_SET_PDEATHSIG, see `exec_child.py`).
         """
         child = None
         # Without this, Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
@@ -112,7 +117,7 @@ class Child:
         _call(loop, child._has_ended.set)
 
     def _wait_and_reap(self) -> None:
-        """Wait for the end of the child, and kill its process group before its id can be used again."""
+        """Wait for the end of the child, and kill its process group before the group's id can be used again."""
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored
                 os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT)
@@ -138,7 +143,10 @@ class Child:
         return returncode
 
     async def wait(self) -> int:
-        """Call `wait_for_exit`, then wait at most 0.5 s for the rest of the output."""
+        """Wait for the end of the child and at most 0.5 s for the rest of its output. Return as `wait_for_exit` does.
+
+        The output stays open for longer if a process that the child started has it open.
+        """
         returncode = await self.wait_for_exit()
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
@@ -147,9 +155,10 @@ class Child:
         return returncode
 
     async def end(self, grace_period_seconds: float) -> None:
-        """Send SIGTERM to the child, and SIGKILL after `grace_period_seconds`. Call `wait` afterwards.
+        """Send SIGTERM to the child's process group, and SIGKILL if the child still runs after the grace period.
 
-        If the child and all its descendants ignore SIGTERM, SIGKILL follows at once.
+        If the child and all its descendants ignore SIGTERM, SIGKILL follows at once. Call `wait` afterwards, because a
+        killed child may take time to end.
         """
         ignores = ignores_signal(self.process_id, signal.SIGTERM)  # before SIGTERM, which may end descendants
         self.signal(signal.SIGTERM)
@@ -162,7 +171,10 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child's process group. Do nothing after the child was reaped: its id may be reused."""
+        """Send a signal to the child's process group.
+
+        Nothing is sent after the child was reaped, because another process may have its id by then.
+        """
         with self._reaping:
             if self._process.returncode is not None:
                 return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def home_directory(environ: Mapping[str, str]) -> Path | None:
-    """Return the user's home directory from HOME, or else from the password database, or None if it is unknown."""
+    """Return the user's home directory from HOME or the password database, or None if neither has it."""
     if home := environ.get("HOME"):
         return Path(home)
     try:
@@ -19,10 +19,16 @@ def home_directory(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_directory(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
-    """Return tf4slurm's directory below the directory that an environment variable names.
+    """Return the path of tf4slurm's own directory for settings or state, such as ~/.config/tf4slurm.
 
-    Without this variable, the directory is below `default` in the home directory. A relative path in the variable is
-    ignored, as the XDG Base Directory Specification requires. The result is None for a user without a home directory.
+    A relative path in the variable is ignored, as the XDG Base Directory Specification requires.
+
+    Args:
+        variable: Environment variable that names the parent directory, such as "XDG_CONFIG_HOME".
+        default: Parent directory without this variable, relative to the home directory, such as ".config".
+
+    Returns:
+        The path, or None if the variable does not name a directory and there is no home directory.
     """
     if os.path.isabs(parent := environ.get(variable, "")):
         return Path(parent, "tf4slurm")
@@ -31,9 +37,10 @@ def user_directory(environ: Mapping[str, str], variable: str, default: str) -> P
 
 
 def make_directories(path: Path, mode: int) -> None:
-    """Create a directory and its missing parents. Only this user can write to them, whatever the umask is.
+    """Create a directory and its missing parents, to which only this user can write, whatever the umask is.
 
-    `mode` is the mode of the directory, without write permission for others. The missing parents get 0755.
+    The directory gets the mode `mode`, which must not let others write. The missing parents get 0755. The umask can
+    take further permissions away. A directory that exists is not changed.
 
     Raises:
         OSError: A directory cannot be created, or a file is in its place.

@@ -1,11 +1,11 @@
 """The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`.
 
 This program asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With
-SHIELDED=1 the child ignores STOP_SIGNALS, unless the script installs its own handlers. A ps is started in this way,
+SHIELDED=1 the child ignores STOP_SIGNALS, unless COMMAND installs its own handlers. For example, a ps is shielded,
 because it must run while the chief saves.
 
-The agent cannot do this between fork and exec, because a lock that another of its threads holds would stay locked. This
-program imports nothing of tf4slurm, so that it takes 20 ms.
+The agent cannot do this itself between fork and exec: a lock that another of its threads holds at the fork would stay
+locked in the child. This program imports nothing of tf4slurm, so that it takes only 20 ms.
 """
 
 import ctypes
@@ -14,26 +14,29 @@ import signal
 import sys
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-"""If any process of a job receives one of these signals, the whole job saves and stops.
+"""The signals that request a stop: if the launcher or any agent receives one, the whole job saves and stops.
 
-Slurm sends them to every process.
+Slurm may send them to every process of the job.
 """
 
 LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU)
-"""Signals at which a launcher stops its job. Users request one of the last two with, for example, --signal=B:ALRM."""
+"""Signals at which a launcher stops its job. Users request SIGALRM or SIGXCPU with, for example, --signal=B:ALRM."""
 
 _OTHER_NAMES = ("SIGQUIT", "SIGALRM", "SIGXCPU", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
 OTHER_SIGNALS = tuple(getattr(signal, name) for name in _OTHER_NAMES if hasattr(signal, name))
-"""Signals that end a process by default and are no stop requests.
+"""Signals that end a process by default, and that agents and guards ignore.
 
-Agents and guards ignore them: Slurm may send one to every process, for a script that handles it.
+Slurm may send one to every process of the job, because a script of the user handles it.
 """
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
-    """Execute `command`. On failure print the reason and exit with 127 or 126, as a shell does."""
+    """Replace this process with `command`. On failure print the reason and exit with 127 or 126, as a shell does.
+
+    `agent` is the process id of the agent. If the agent is no longer the parent, exit with 137.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != agent:

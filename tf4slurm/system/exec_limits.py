@@ -1,4 +1,4 @@
-"""Explain why Linux does not start a program whose arguments or variables are too long (E2BIG)."""
+"""Explain why Linux does not start a program whose arguments or environment variables are too long (E2BIG)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 
 MAX_TEXT_BYTES = 32 * resource.getpagesize()
-"""Maximum size of an argument, or of a variable with its name, including the final null byte.
+"""Maximum size in bytes of an argument or of a "NAME=value" of the environment, with the final null byte.
 
 Source: MAX_ARG_STRLEN in linux/binfmts.h.
 """
 
 
 def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return which argument or variable of `command` is too long for Linux, or an empty text for another error."""
+    """Return sentences that name the argument or variable that is too long, and the limit of Linux.
+
+    The text is empty if `error` has another cause than E2BIG.
+    """
     if error.errno != errno.E2BIG:
         return ""
     sizes = list(_sizes(command, environ))
@@ -30,7 +33,7 @@ def explain_too_long(error: OSError, command: Sequence[str], environ: Mapping[st
 
 
 def _sizes(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """Yield the size in bytes, including the final null byte, and the name of each argument and variable."""
+    """Yield the size in bytes, with the final null byte, and a description of each argument and variable."""
     for word in command:
         yield len(os.fsencode(word)) + 1, f"the argument {word[:30]!r}…"
     for variable, value in environ.items():

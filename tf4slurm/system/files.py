@@ -1,4 +1,4 @@
-"""Replace a file atomically, so that no reader sees a part of it."""
+"""Replace a file atomically, so that no reader sees a file that is written in part."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ DRAFT_SUFFIX = ".draft"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a draft (mode 0600) that replaces a file when the block ends. After an error the draft is removed.
+    """Open a temporary file (mode 0600) that replaces `path` when the block ends without an error.
 
-    Readers, also those on other hosts, see the old file or the new one. Each writer has a draft of its own. If several
-    write at the same time, the file is the whole draft of the last one.
+    After an error the temporary file is removed and `path` stays as it was. Readers, also those on other hosts, see the
+    old file or the new one. Each writer has a temporary file of its own in the same directory. If several write at the
+    same time, the last one to finish replaces the others' files.
 
     Raises:
-        OSError: The draft cannot be written, or the file cannot be replaced.
+        OSError: The temporary file cannot be written, or `path` cannot be replaced.
     """
     draft = path.with_name(f".{os.urandom(8).hex()}{DRAFT_SUFFIX}")
     try:

@@ -1,7 +1,8 @@
-"""Start the guard, a small parent process that kills a script's remaining processes when the agent exits.
+"""Start the guard of an agent: a small parent process that kills the processes that the agent leaves behind.
 
-If an agent is killed, the kernel kills the child, but not the processes that the child started. They would hold memory,
-a GPU and a port. Agents on Slurm have a guard. The launcher does the guard's work for local agents.
+If an agent is killed, the kernel kills the agent's child (the user's script), but not the processes that the child
+started. They would hold memory, a GPU and a port. Agents on Slurm have a guard. The launcher does the guard's work for
+local agents.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
 GUARD_LOST = signal.SIGVTALRM
-"""The signal that the agent receives when its guard is killed. Schedulers and terminals do not send it."""
+"""The signal that the kernel sends to an agent when its guard is killed. Schedulers and terminals do not send it."""
 
 
 def handle_stop_signals(loop: asyncio.AbstractEventLoop, on_stop: Callable[[str], object]) -> None:
-    """Call `on_stop` with the name of each stop signal that this agent receives, and ignore OTHER_SIGNALS."""
+    """Call `on_stop` with the name, such as "SIGTERM", of each stop signal that this agent receives from now on.
+
+    The stop signals are STOP_SIGNALS, without SIGHUP if it is ignored (nohup). OTHER_SIGNALS are ignored.
+    """
     for number in _handled_signals():
         loop.add_signal_handler(number, on_stop, number.name)
     for number in OTHER_SIGNALS:
@@ -39,7 +43,7 @@ def handle_stop_signals(loop: asyncio.AbstractEventLoop, on_stop: Callable[[str]
 
 
 def watch_guard(loop: asyncio.AbstractEventLoop, on_loss: Callable[[], object]) -> None:
-    """Call `on_loss` when the guard of this agent is killed."""
+    """Call `on_loss` when the guard of this agent ends. `start_guard` must have started the guard."""
     guard = os.getppid()
 
     def check() -> None:
@@ -56,14 +60,16 @@ def _handled_signals() -> list[signal.Signals]:
 
 
 def start_guard(*, is_in_terminal: bool = False) -> None:
-    """Fork this process. The parent becomes the guard. The child becomes the agent, and this function returns in it.
+    """Fork this process, and return in the child, which becomes the agent. The parent becomes the guard.
 
-    The guard exits after the agent. On a system other than Linux nothing is done. Call this function while the process
-    has one thread, and before large imports, so that the guard stays small.
+    The guard passes stop signals on to the agent. When the agent has ended, the guard kills the agent's remaining
+    processes. It exits with the agent's exit code, or with EXIT_TASK_LOST if a signal killed the agent. On a system
+    other than Linux this function does nothing. Call it while the process has one thread, and before large imports, so
+    that the guard stays small.
 
     Args:
-        is_in_terminal: A person starts this process in a terminal. The agent then has its own process group: Ctrl-C,
-            Ctrl-Z and the end of the terminal reach only the guard.
+        is_in_terminal: Whether a person starts this process in a terminal. If so, the agent gets its own process group,
+            and Ctrl-C, Ctrl-Z and the end of the terminal reach only the guard.
     """
     if sys.platform != "linux":
         return
@@ -102,7 +108,7 @@ def _guard(agent: int, others: Others) -> NoReturn:
 
 
 def _end_children(others: Others) -> None:
-    """Kill all descendants but `others`, repeatedly because they may start more. Give up after 4 s."""
+    """Kill all descendants but `others`, repeatedly because they may start new processes. Give up after 4 s."""
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):

@@ -1,6 +1,6 @@
 """Write lines and log messages to slow streams in a thread, filter progress bars, and split output into lines.
 
-A paused terminal (Ctrl-S) or a full pipe must not stop an agent's heartbeat.
+A write to a paused terminal (Ctrl-S) or a full pipe waits. In an event loop it would stop an agent's heartbeat.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ class Stream(Protocol):
 
 
 class LineWriter:
-    """Writes lines in a thread. When its queue is full it drops lines, and writes their number."""
+    """Writes lines to a stream in a thread of its own, so that `write` never waits.
+
+    The queue holds at most 10,000 lines or about 4,000,000 characters. Beyond this, lines are dropped, and a line with
+    their number is written in their place.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -59,7 +63,10 @@ class LineWriter:
                 self._dropped += 1
 
     def close(self, last_lines: Sequence[str] = ()) -> None:
-        """Write the queued lines for at most 1 s, then `last_lines` for at most 1 s. Drop the rest."""
+        """Write the queued lines for at most 2 s, then `last_lines` for at most 1 s, and end the thread.
+
+        Lines that are not written by then are dropped. Later calls do nothing.
+        """
         if not self._thread.is_alive():
             return  # closed before
         is_written = threading.Event()
@@ -101,9 +108,10 @@ class LineWriter:
 
 
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type only since Python 3.11
-    """Logs to a slow stream. Event loops and threads other than the main thread do not wait for it.
+    """Logs to a stream that may be slow, without making an event loop or a thread wait for the stream.
 
-    Call `close` (as logging.shutdown does) before the process ends.
+    Only the main thread, outside of an event loop, writes directly. Other messages go through a `LineWriter`. Therefore
+    call `close` (as logging.shutdown does) before the process ends.
     """
 
     _writer: LineWriter | None = None
@@ -125,9 +133,9 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type onl
 
 
 class ProgressFilter:
-    """Drops texts that carriage returns overwrite, as in progress bars, but keeps one per second.
+    """Removes from output the texts that carriage returns overwrite, as in progress bars.
 
-    Each text that is kept becomes a line of its own. The last text of a line is always kept.
+    One overwritten text per second is kept, as a line of its own. The last text of each line is always kept.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -143,14 +151,14 @@ class ProgressFilter:
         self._is_kept = False  # a text of the line has been returned as a line
 
     def filter(self, data: bytes) -> bytes:
-        """Add output, and return the text that is kept of it so far."""
+        """Read the next piece of output, and return the text to keep that is known so far."""
         if not self._has_overwriting and b"\r" not in data:
             self._is_begun = not data.endswith(b"\n") if data else self._is_begun
             return data
         return b"".join(self._filter(piece) for piece in _PIECES.findall(data))
 
     def _filter(self, piece: bytes) -> bytes:
-        """Add a piece of a line, which a line break or a carriage return may end."""
+        """Read a piece of a line, which a line break or a carriage return may end, and return the text to keep."""
         self._text += piece.rstrip(b"\r\n")
         if piece.endswith(b"\r"):
             return self._overwrite()
@@ -184,11 +192,11 @@ class ProgressFilter:
 
     @property
     def withheld(self) -> bytes:
-        """The last text of an incomplete last line."""
+        """The text of the incomplete last line that `filter` has not returned yet, because it may be overwritten."""
         return self._text if self._text.strip() else self._overwritten
 
     def finish(self) -> bytes:
-        """Return the last text of an incomplete last line."""
+        """Return `withheld` at the end of the output, and begin a new line."""
         rest = self.withheld
         self._begin_line()
         return rest
@@ -201,7 +209,10 @@ class LineSplitter:
         self._rest = b""
 
     def split(self, data: bytes) -> list[str]:
-        """Add `data`, and return the lines that are now complete."""
+        """Read the next bytes, and return the lines that they complete, without line breaks.
+
+        An incomplete line of more than 65,536 bytes is returned as a line, too.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest)
@@ -209,6 +220,6 @@ class LineSplitter:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def finish(self) -> list[str]:
-        """Return the incomplete last line, if any."""
+        """Return a list with the incomplete last line, or an empty list if there is none."""
         rest, self._rest = self._rest, b""
         return [rest.decode("utf-8", "replace")] if rest else []

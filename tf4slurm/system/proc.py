@@ -1,6 +1,6 @@
 """Find, describe, adopt, stop and kill processes of this host.
 
-Only Linux has /proc. An event loop may read /proc, because it is in memory and no disk can stall the read.
+Only Linux has /proc. Event loops may call these functions, because /proc is in memory: no disk can stall the read.
 Import little here, because every guard process loads this module.
 """
 
@@ -19,7 +19,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.02
 
 Others = frozenset[tuple[int, int]]
-"""Processes that do not belong to the job, as process id and start time in ticks.
+"""Descendants of this process that do not belong to the job, as (process id, start time in clock ticks since boot).
 
 A shell that replaces itself with tf4slurm (exec) leaves its own children to tf4slurm.
 """
@@ -28,7 +28,13 @@ NO_OTHERS: Others = frozenset()
 
 
 class ProcessStat(NamedTuple):
-    """Some fields of /proc/PID/stat (`man 5 proc`). `cpu_ticks` includes reaped children."""
+    """Some fields of /proc/PID/stat (`man 5 proc`).
+
+    Attributes:
+        state: One letter, such as "R" for running, "T" for stopped and "Z" for a zombie.
+        cpu_ticks: Processor time of the process and of its reaped children, in clock ticks.
+        start_ticks: Start of the process in clock ticks since boot. Together with the id it identifies the process.
+    """
 
     process_id: int
     name: str
@@ -41,7 +47,11 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(process_id: int) -> ProcessStat:
-    """Read /proc/PID/stat of a process, which may be a zombie. A process that /proc does not show raises OSError."""
+    """Read /proc/PID/stat of a process, which may be a zombie.
+
+    Raises:
+        OSError: There is no such process, or no /proc.
+    """
     with open(f"/proc/{process_id}/stat", encoding="utf-8", errors="replace") as file:
         head, _, tail = file.read().rpartition(")")
     fields = tail.split()
@@ -52,7 +62,11 @@ def read_stat(process_id: int) -> ProcessStat:
 
 
 def find_children(process_id: int) -> list[int]:
-    """Return the ids of a process's children, including zombies. A process that /proc does not show raises OSError."""
+    """Return the ids of a process's children, including zombies.
+
+    Raises:
+        OSError: There is no such process, no /proc, or the kernel has no lists of children.
+    """
     found: list[int] = []
     for thread in os.listdir(f"/proc/{process_id}/task"):
         with open(f"/proc/{process_id}/task/{thread}/children", encoding="utf-8") as file:
@@ -61,7 +75,7 @@ def find_children(process_id: int) -> list[int]:
 
 
 def walk_descendants(process_id: int) -> Iterator[int]:
-    """Yield a process and all its descendants, as far as /proc shows them."""
+    """Yield the ids of a process and of all its descendants, as far as /proc shows them."""
     yield process_id
     try:
         children = find_children(process_id)
@@ -72,7 +86,7 @@ def walk_descendants(process_id: int) -> Iterator[int]:
 
 
 def ignores_signal(process_id: int, number: int) -> bool:
-    """Return whether /proc shows that a process and all its descendants ignore a signal."""
+    """Return whether /proc shows that a process and all its descendants ignore the signal `number`."""
     try:
         with open(f"/proc/{process_id}/status", encoding="utf-8", errors="replace") as file:
             (mask,) = re.findall(r"^SigIgn:\s*([0-9a-f]+)$", file.read(), re.MULTILINE)
@@ -83,7 +97,7 @@ def ignores_signal(process_id: int, number: int) -> bool:
 
 
 def is_running(process_id: int, start_ticks: int) -> bool:
-    """Return whether the process that started at `start_ticks` still runs. A zombie does not run."""
+    """Return whether the process with this id and start time still runs. A zombie does not run."""
     try:
         stat = read_stat(process_id)
     except OSError:
@@ -92,7 +106,7 @@ def is_running(process_id: int, start_ticks: int) -> bool:
 
 
 def is_stopped(process_id: int) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped the process. One that has ended is not stopped."""
+    """Return whether a signal such as SIGSTOP has stopped the process. After the process has ended, return False."""
     try:
         return read_stat(process_id).state == "T"
     except OSError:
@@ -100,7 +114,7 @@ def is_stopped(process_id: int) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Make this process adopt orphaned descendants, so that `kill_descendants` finds them."""
+    """Make this process the parent of descendants whose parent ends (Linux), so that `kill_descendants` finds them."""
     if sys.platform == "linux":
         import ctypes
 
@@ -108,10 +122,10 @@ def adopt_orphans() -> None:
 
 
 def reap_orphans(own_child: int) -> None:
-    """Reap adopted orphans that have ended.
+    """Reap the adopted orphans that have ended. The child with the id `own_child` is left to the code that started it.
 
-    Processes in this process's group are not reaped, because other code waits for them. No orphan is in this group: a
-    child and its descendants leave it.
+    Processes in this process's group are not reaped, because other code waits for them. Orphans are in other groups,
+    since an agent's child and its descendants leave the agent's group.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
@@ -121,24 +135,26 @@ def reap_orphans(own_child: int) -> None:
 
 
 def find_others() -> Others:
-    """Return the processes that do not belong to the job: the descendants of this process before the job starts.
+    """Return the present children and descendants of this process. Call this function before the job starts.
 
-    The result is empty on a system without /proc.
+    These processes do not belong to the job. The result is empty on a system other than Linux.
     """
     return find_own_children() | {(each.process_id, each.start_ticks) for each in find_descendants()}
 
 
 def find_own_children() -> Others:
-    """Return the children of this process, including zombies. There are none on a system without /proc."""
+    """Return the children of this process, including zombies. The result is empty on a system other than Linux."""
     return frozenset((each.process_id, each.start_ticks) for each in _children_by_parent().get(os.getpid(), ()))
 
 
 def find_descendants(*, with_own_group: bool = True, others: Others = NO_OTHERS) -> list[ProcessStat]:
-    """Return the running descendants of this process, parents first. There are none on a system without /proc.
+    """Return the descendants of this process that are no zombies, parents first.
+
+    The result is empty on a system other than Linux.
 
     Args:
-        with_own_group: Include descendants in this process's group. They are programs that other code has started: a
-            child of an agent and the child's descendants leave the group.
+        with_own_group: Whether to include children in this process's group, and their descendants. Such children are
+            programs that other code of this process has started, since an agent's child leaves the group.
         others: The result of `find_others` before the job. These processes and their descendants are left out.
     """
     children = _children_by_parent()
@@ -165,7 +181,10 @@ def _children_by_parent() -> dict[int, list[ProcessStat]]:
 
 
 def signal_process(process_id: int, start_ticks: int, number: int) -> None:
-    """Send a signal to the process that started at `start_ticks`, but not to a later process with its id."""
+    """Send a signal to the process with this id and start time, if it still runs.
+
+    A later process with the same id gets no signal, except in a race on macOS or a kernel before 5.3.
+    """
     descriptor = None
     with contextlib.suppress(AttributeError, OSError):  # macOS, a kernel before 5.3, or the process has ended
         descriptor = os.pidfd_open(process_id)
@@ -183,21 +202,22 @@ def signal_process(process_id: int, start_ticks: int, number: int) -> None:
 
 
 def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
-    """Send a signal to those processes that still run."""
+    """Send a signal to those of the processes that still run."""
     for each in processes:
         signal_process(each.process_id, each.start_ticks, number)
 
 
 def kill_descendants(others: Others = NO_OTHERS) -> None:
-    """Kill all descendants of this process but `others`."""
+    """Send SIGKILL to all present descendants of this process, except `others` and their descendants."""
     signal_processes(find_descendants(others=others), signal.SIGKILL)
 
 
 def kill_left_processes(deadline: float) -> None:
-    """Kill the processes that ended children left, repeatedly because these may start others.
+    """Kill all descendants of this process that are not in its process group, after its child has ended.
 
-    Return when none is left, or at `deadline` (monotonic), because a process that waits for a file server cannot be
-    killed. Programs that other code of this process has started are not killed.
+    This is repeated, because they may start new processes. Return when none is left, or at `deadline` (seconds of
+    time.monotonic), because a process that waits for a file server cannot be killed. Programs that other code of this
+    process has started are in its group, and are not killed.
     """
     while (found := find_descendants(with_own_group=False)) and time.monotonic() < deadline:
         signal_processes(found, signal.SIGKILL)
@@ -205,10 +225,11 @@ def kill_left_processes(deadline: float) -> None:
 
 
 def stop_descendants(others: Others) -> list[ProcessStat]:
-    """Stop the processes of all children (SIGSTOP), but not `others` and the programs that other code has started.
+    """Stop (SIGSTOP) all descendants of this process, except `others` and children in this process's group.
 
     Returns:
-        The processes for `continue_processes`, parents first. Those that were stopped before are not among them.
+        The processes that were stopped, parents first, for `continue_processes`. Those that another signal had stopped
+        before are not among them.
     """
     stopped: dict[int, ProcessStat] = {}
 
@@ -223,5 +244,8 @@ def stop_descendants(others: Others) -> list[ProcessStat]:
 
 
 def continue_processes(processes: Sequence[ProcessStat]) -> None:
-    """Continue stopped processes, children first, so that no process finds its child stopped."""
+    """Continue the processes that `stop_descendants` returned, children before their parents.
+
+    So no parent runs while its child is still stopped.
+    """
     signal_processes(reversed(processes), signal.SIGCONT)

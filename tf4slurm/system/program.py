@@ -1,4 +1,4 @@
-"""Run tf4slurm's programs with one form of error messages, and read the output of other programs."""
+"""Run the main functions of tf4slurm's programs with one form of error messages, and read other programs' output."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _STANDARD_OUTPUT = "<stdout>"
 
 
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
-    """Run `main(environ)` and exit with its exit code.
+    """Call `main(environ)`, and exit with the exit code that it returns (None is 0).
 
-    A `Tf4SlurmError`, OSError or ValueError is printed as a sentence. `environ` is a copy of os.environ for child
-    processes. After the copy, this function changes os.environ, to silence gRPC's messages about clients that send
-    invalid data, and to turn off gRPC's fork handlers.
+    A `Tf4SlurmError`, OSError or ValueError is printed as a sentence, and the exit code is that of the error, or 3.
+    `environ` is a copy of os.environ, for child processes. After the copy, this function changes os.environ, to silence
+    gRPC's messages about clients that send invalid data, and to turn off gRPC's fork handlers.
     """
     environ = dict(os.environ)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # the handlers abort children that Python 3.10 starts by fork
@@ -101,7 +101,7 @@ def _start_log(environ: Mapping[str, str]) -> None:
 
 
 def explain(error: OSError | ValueError) -> str:
-    """Return the message for an error of the system or of Python's library that nothing else explains."""
+    """Return the text to print for an OSError or ValueError that no other code of tf4slurm has handled."""
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "The working directory does not exist any more. Change to an existing one with cd."
     hint = f"{_LOG_VARIABLE}=DEBUG shows where."
@@ -131,14 +131,17 @@ def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 def main_command(module: str, argument: object = "") -> tuple[str, ...]:
-    """Return the command that calls `main(argument)` of a module of tf4slurm."""
+    """Return a Python command that calls the function `main` of a module of tf4slurm, such as "doctor.smoke_test".
+
+    `argument` is the argument of the call, as Python source. By default `main` gets none.
+    """
     # Not "-m", with which a json.py in the user's directory would replace Python's json module.
     code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from tf4slurm.{module} import main; main({argument})"
     return (sys.executable, "-c", code)
 
 
 def read_output(*command: str, timeout_seconds: float = 20.0) -> str | None:
-    """Return the output of a program, or None if it fails, does not exist or takes too long."""
+    """Return the standard output of a program, or None if it fails, does not exist or times out (default 20 s)."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             command, check=True, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_seconds
@@ -148,10 +151,12 @@ def read_output(*command: str, timeout_seconds: float = 20.0) -> str | None:
 
 
 def read_line(output: str, begin: str) -> Any:
-    """Return the JSON value in the last line that starts with `begin`. A site's Python may print other lines.
+    """Return the JSON value in the last valid line of `output` that starts with `begin`.
+
+    Other lines are ignored, because the start-up files of a site's Python may print some.
 
     Raises:
-        ValueError: No such line has a JSON value.
+        ValueError: No line that starts with `begin` is valid JSON.
     """
     for line in reversed(output.splitlines()):
         if line.startswith(begin):

@@ -19,11 +19,11 @@ TRUST = "TF4SLURM_TRUST"
 
 
 def check_trusted(path: Path, instead: str) -> None:
-    """Refuse a file or directory that users other than this user and root could have created or changed.
+    """Raise an error if users other than this user and root could have created or changed a file or directory.
 
-    This is the case if another user owns the file or its directory, or if others may write to either. Write permission
-    for a group (or a POSIX ACL) counts, unless it is the owner's private group, with the owner's name and no other
-    members. Files below the absolute paths in TF4SLURM_TRUST (separated by os.pathsep) are not checked.
+    They could if another user owns the file or its directory, or if others may write to either. Write permission for a
+    group (or a POSIX ACL) counts, unless it is the owner's private group, with the owner's name and no other members.
+    Files below the absolute paths in TF4SLURM_TRUST (separated by os.pathsep) are not checked.
 
     Args:
         path: The file or directory. Symbolic links are followed.
@@ -38,10 +38,13 @@ def check_trusted(path: Path, instead: str) -> None:
 
 
 def read_trusted(path: Path, instead: str) -> bytes:
-    """Return the content of a file after `check_trusted`.
+    """Check a file as `check_trusted` does, and return its content.
 
-    The owner and the mode are those of the opened file. So a user who may write to a directory above cannot exchange
-    the file after the check.
+    The owner and the mode of the opened file are checked, too. So a user who may write to a directory above cannot
+    exchange the file between check and read.
+
+    Raises:
+        UntrustedFileError, OSError: See `check_trusted`.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a named pipe does not block
         _check(path, os.fstat(file.fileno()), path, instead)
@@ -72,10 +75,10 @@ def _check(each: Path, facts: os.stat_result, path: Path, instead: str) -> None:
 
 
 def is_owned_by(user_id: int, path: Path) -> bool:
-    """Return whether a file or directory belongs to the given user, to this process's user or to root.
+    """Return whether a file or directory belongs to the user `user_id`, to this process's user or to root.
 
-    If it is a symbolic link, the link must belong to one of them, too. Below the paths in TF4SLURM_TRUST the owner does
-    not matter.
+    If it is a symbolic link, the link must belong to one of them, too. Below the paths in TF4SLURM_TRUST the result is
+    always True.
 
     Raises:
         OSError: The file does not exist.
@@ -86,10 +89,11 @@ def is_owned_by(user_id: int, path: Path) -> bool:
 
 @contextlib.contextmanager
 def private_directory(path: Path, instead: str) -> Iterator[Path]:
-    """Create or open a directory that only this user can enter (0700), and yield a path to it.
+    """Create the directory `path`, or take an existing one of this user, and make it private (mode 0700).
 
-    The path goes through a descriptor. So it leads to this directory even if a user who may write to a directory above
-    renames it. Files in it belong to this user, except for files that were created before the directory was private.
+    The yielded path goes through a file descriptor (/proc/self/fd). So it leads to this directory in the block even if
+    a user who may write to a directory above renames it. Files in the directory belong to this user, unless they were
+    created before it was private.
 
     Args:
         instead: A sentence for the error message: what to do without the directory.

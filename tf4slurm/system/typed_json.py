@@ -1,7 +1,7 @@
 """Convert JSON to frozen dataclasses and back, by the types of their fields.
 
-`from_json` tolerates damaged files: unknown keys are ignored, and a missing or mistyped value becomes the field's
-default. `from_exact_json` refuses such content. `to_json` writes NaN and infinite numbers as null.
+`from_json` is for files that may be damaged: it ignores unknown keys, and replaces missing and mistyped values by the
+fields' defaults. `from_exact_json` refuses unknown keys and mistyped values. `to_json` writes NaN and infinity as null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _T = TypeVar("_T")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return dataclasses and plain values as strict JSON."""
+    """Return the JSON text of a dataclass, mapping, sequence or plain value. NaN and infinity become null.
+
+    Without `indent`, the text is one line, without spaces between items.
+    """
     separators = (",", ":") if indent is None else None
     dump = functools.partial(json.dumps, indent=indent, separators=separators, default=vars, allow_nan=False)
     try:
@@ -31,7 +34,10 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def read_object(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> dict[str, Any] | None:
-    """Read a JSON object from a file. Without a file or a valid object, the result is None."""
+    """Return the JSON object in a file, or None if the file cannot be read or does not contain a JSON object.
+
+    `read` is called with the path and returns the content. For example, it can check the file's owner first.
+    """
     try:
         content = json.loads(read(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -40,7 +46,10 @@ def read_object(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> 
 
 
 def read_lines(path: Path, kind: type[_T]) -> list[_T]:
-    """Read a file with one JSON object per line. Damaged lines are skipped, and a missing file is empty."""
+    """Read a file with one JSON object per line, each as `from_json` does.
+
+    Damaged lines are skipped. If the file cannot be read, the result is empty.
+    """
     result = []
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -52,7 +61,13 @@ def read_lines(path: Path, kind: type[_T]) -> list[_T]:
 
 
 def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
-    """Convert a JSON object to a dataclass. Unknown keys are ignored, and mistyped values become the defaults."""
+    """Convert a JSON object to the dataclass `kind`. Unknown keys are ignored.
+
+    A missing or mistyped value becomes the field's default. So does a number of 1e15 or more, which no job writes.
+
+    Raises:
+        TypeError: Such a field has no default.
+    """
     values = {}
     readers: dict[str, _Reader] = _field_readers(kind, False)  # type: ignore[arg-type]
     for name, read in readers.items():
@@ -63,11 +78,13 @@ def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
 
 
 def from_exact_json(kind: type[_T], content: Any, before: _T | None = None) -> _T:
-    """Convert a JSON object to a dataclass. Missing fields are taken from `before`, else from the defaults.
+    """Convert a JSON object to the dataclass `kind`, and refuse unknown keys and mistyped values.
+
+    Missing fields are taken from `before`, an earlier value of this type, or without it from the fields' defaults.
 
     Raises:
         ValueError: The content is not an object, has an unknown key, or a value of a wrong type.
-        TypeError: A field without a default is missing.
+        TypeError: A field without a default is missing, and `before` is None.
     """
     readers: dict[str, _Reader] = _field_readers(kind, True)  # type: ignore[arg-type]
     try:
@@ -107,10 +124,10 @@ def _reader(hint: Any, is_exact: bool) -> _Reader:
 
 
 def _item_reader(hint: Any, is_exact: bool) -> _Reader:
-    """Return a function that reads an item of a list or an object.
+    """Return a function that reads an item of a JSON list or object.
 
-    Unless `is_exact`, a mistyped item becomes None or an empty dataclass, so that other items keep their positions. An
-    item of a type with neither is dropped.
+    Unless `is_exact`, a mistyped item becomes None if its type allows None, or else a dataclass with default values, so
+    that other items keep their positions. If its type is no dataclass either, the item is dropped.
     """
     read = _reader(hint, is_exact)
     if is_exact:

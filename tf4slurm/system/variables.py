@@ -13,10 +13,10 @@ SCRIPT_CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"  # a socket: a path, or "@" 
 SERVICES_VARIABLE = "TF4SLURM_SERVICES"  # of the tf.data service: {"data-dispatcher": ["10.1.0.4:40123"], …}
 
 AGENT_VARIABLES = (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE, RANK_VARIABLE)
-"""Variables that a launcher sets for its agents. Agents remove them from the environment of their children."""
+"""Variables that a launcher sets for its agents. Agents do not pass them on to their child processes."""
 
 SCRIPT_VARIABLES = (
     "TF_CONFIG",
     *(TASK_VARIABLE, ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE, SCRIPT_CHANNEL_VARIABLE, SERVICES_VARIABLE),
 )
-"""Variables that an agent sets for its child process."""
+"""Variables that an agent sets for its child process, the user's script."""

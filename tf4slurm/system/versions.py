@@ -1,4 +1,4 @@
-"""Read the versions of a script's software from package metadata, and the git commit of a directory."""
+"""Read the versions of a Python's packages from their metadata, and the git commit of a directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tf4slurm.system.program import read_line, read_output
 
 COMMIT_FILE = ".tf4slurm-commit"
-"""Name of the file in a snapshot that contains the commit."""
+"""Name of the file in a snapshot (a copy of the user's code) that contains the commit of the original."""
 
 _VERSIONS = """
 import importlib.metadata, json, platform
@@ -31,9 +31,10 @@ print(json.dumps(found))
 
 
 def read_versions(python: str) -> dict[str, str]:
-    """Return the versions of a Python, its TensorFlow and its Keras, without an import of TensorFlow.
+    """Return the versions of the interpreter `python` and its packages, without importing TensorFlow.
 
-    The result is empty if this Python does not answer.
+    The keys are "python", and as far as installed, "tensorflow", "keras" and "tf_keras". The result is empty if the
+    interpreter cannot be run within 20 s.
     """
     output = read_output(python, "-c", _VERSIONS) if python else None
     with contextlib.suppress(ValueError):
@@ -43,16 +44,16 @@ def read_versions(python: str) -> dict[str, str]:
 
 
 class Commit(NamedTuple):
-    """The git commit of a directory, and whether tracked files have uncommitted changes."""
+    """A git commit: its hash (`name`), and whether tracked files have uncommitted changes (`is_dirty`)."""
 
     name: str
     is_dirty: bool
 
 
 def read_commit(directory: Path) -> Commit | None:
-    """Return the commit of a directory, or the commit from which a snapshot was made.
+    """Return the git commit of a directory. For a snapshot, this is the commit of the original.
 
-    The result is None if git tracks no file of the directory.
+    The result is None if git is not installed or tracks no file of the directory.
     """
     with contextlib.suppress(OSError, ValueError):
         name, is_dirty = json.loads((directory / COMMIT_FILE).read_text(encoding="utf-8"))
