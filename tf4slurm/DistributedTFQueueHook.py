@@ -17,7 +17,7 @@ from tf4slurm.tensorflow.legacy.queues import fill_done_queue, make_done_queue
 
 
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
-    """Add the done queue of ps i, which gets one item per worker, to the current graph. Deprecated."""
+    """Add the queue in which ps `i` receives one item from each worker to the current graph. Deprecated."""
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
     atexit.register(gc.freeze)  # as in wait_for_workers
     current = current_server_dictionary()
@@ -27,16 +27,17 @@ def create_done_queue(i: int, WorkersNumber: int) -> Any:
 
 
 def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
-    """Add the done queues of all ps to the current graph. Deprecated."""
+    """Add the queues of `create_done_queue` of all ps to the current graph. Deprecated."""
     _warn("create_done_queues", "tf4slurm.shutdown.signal_done")
     return [make_done_queue(index, WorkersNumber) for index in range(PSNumber)]
 
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:
-    """Return a `DoneHook`. Deprecated.
+    """Return a `tf4slurm.tensorflow.legacy.hooks.DoneHook`. Deprecated. The chief counts as one of the workers.
 
     Raises:
         PlacementError: A number differs from that of the cluster spec.
+        SlurmEnvironmentError: This process has no cluster spec.
     """
     _warn("QueueManagementHook", "tf4slurm.tensorflow.legacy.hooks.DoneHook")
     current = current_server_dictionary()

@@ -1,7 +1,8 @@
-"""The library behind the command line: its verbs as functions that print nothing and return typed values.
+"""The library behind the command line: its verbs as functions that return typed values.
 
-A job is given as Slurm's job id, its name, the path of its run directory, or a `KnownJob`. None is this user's latest
-job. If there is no such job, UnknownJobError is raised.
+They print nothing, but the launcher of `run` and `resume` does. A job is given as Slurm's job id, its name, the path of
+its run directory, or a `KnownJob`. None is this user's latest job. If there is no such job, UnknownJobError is raised.
+If a newer version of tf4slurm wrote its files, SchemaVersionError is raised, except by `list_jobs`.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ def submit(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> Know
     """Submit a job to Slurm, and return it.
 
     Args:
-        environ: Environment of the job, by default that of this process. The variables of an outer job are removed.
+        environ: Environment variables of the job, by default those of this process. If this process is in a Slurm job,
+            the variables of that job are removed.
 
     Raises:
-        OptionError: The options cannot be written as a batch script.
-        CommandError: The command does not exist here, and the job sets up no environment that may have it.
-        RunDirectoryError: The script or the snapshot cannot be written.
+        OptionError: The options cannot be written as a batch script, or the snapshot cannot be taken.
+        CommandError: The command does not exist and the job sets up no environment, or it reads standard input.
+        RunDirectoryError: The script, the snapshot or the directory of --output cannot be written.
         RefusedError, LaunchError: sbatch refused the job, or cannot be started.
     """
     from tf4slurm.submission import submit as submission
@@ -63,7 +65,7 @@ def submit(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> Know
 
 
 def estimate(spec: BatchSpec, *, environ: Mapping[str, str] | None = None) -> str:
-    """Return Slurm's sentence about when and where a job would start. Submit nothing. Raises the errors of `submit`."""
+    """Return Slurm's sentence about when and where a job would start. Submit nothing. The errors are as in `submit`."""
     from tf4slurm.submission import submit as submission
 
     return submission.estimate(spec, os.environ if environ is None else environ)
@@ -83,7 +85,7 @@ def run(
     Args:
         local: Start local processes even inside a Slurm allocation.
         isolated: Run local processes in their own network, which has only loopback.
-        on_output: Called with each line of output, which by default is printed.
+        on_output: Called with each line that the launcher would print, with its line break. By default it is printed.
 
     Raises:
         LaunchError: The launcher exited before it created a run directory. Its output has the reason.
@@ -105,14 +107,14 @@ def resume(
     A batch job is submitted again. A local job runs to its end in a child process.
 
     Args:
-        environ: Environment of the new batch job, by default that of this process.
-        replace_process: Called with the command and the directory of a local job, in place of a child process.
+        environ: Environment variables of the new batch job, by default those of this process.
+        replace_process: Executes a local job's command in its directory, in place of this process. It never returns.
 
     Raises:
         JobStateError: The job has not ended.
         UntrustedFileError: Another user could have written the job's files.
         RunDirectoryError: Neither a batch script nor a command line was kept.
-        RefusedError, LaunchError: sbatch refused the job, or cannot be started.
+        RefusedError, LaunchError: sbatch refused the job, or cannot be started. Or as for `run`.
     """
     known = find(job)
     state = status(known)
@@ -138,14 +140,14 @@ def resume(
 
 
 def own_command(*arguments: str) -> list[str]:
-    """Return the command that runs this tf4slurm."""
+    """Return the command that runs this tf4slurm with these arguments."""
     return [sys.executable, "-m", "tf4slurm", *arguments]
 
 
 def _run_launcher(
     command: Sequence[str], directory: Path | None = None, on_output: Callable[[str], None] | None = None
 ) -> JobStatus:
-    """Run a launcher in a directory to its end. Return the last state of its job."""
+    """Run the launcher `command` in a directory to its end. Return the last state of its job."""
     stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)
     with tempfile.NamedTemporaryFile() as file:
         environ = {**os.environ, ANSWER_VARIABLE: file.name}
@@ -178,14 +180,15 @@ def grow(
 
     Args:
         workers: Number of workers to add.
-        environ: Environment of the workers, by default that of this process.
+        environ: Environment variables of the workers, by default those of this process.
         site: Profile of settings for the options that are not given. With None, the settings files name it. By default
             no settings are read, as by `submit`.
-        options: Options of the array as for `BatchSpec`: those for Slurm, such as `partition`, and for the environment.
+        options: Options of the array as for `BatchSpec`: those for Slurm, such as `partition`, and those that set up an
+            environment, such as `module`.
 
     Raises:
-        JobStateError: The job has ended, is a local job, runs another version of tf4slurm, or cannot use more workers.
-            If the job ends during this call, the array is cancelled.
+        JobStateError: The job does not run, is a local job, runs another version of tf4slurm, or cannot use more
+            workers. If the job ends during this call, the array is cancelled.
         OptionError: `workers` or an option is invalid.
         SettingsError: A settings file cannot be used.
         UntrustedFileError: Another user could have written the job's files or a settings file.
@@ -205,7 +208,7 @@ def grow_script(
     site: str | None = "none",
     **options: Any,
 ) -> str:
-    """Return the batch script that `grow` submits. Raises the errors of `grow`."""
+    """Return the batch script that `grow` would submit. The errors are as in `grow`."""
     from tf4slurm.joining.grow import make_worker_spec
     from tf4slurm.submission.batch_script import make_script
 
@@ -219,7 +222,8 @@ def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
     The Slurm jobs are cancelled. A worker that trains ends its running closure first, for at most 20 s.
 
     Raises:
-        JobStateError: Fewer workers were added. None is removed.
+        JobStateError: Fewer such workers are pending or run. None is removed.
+        OptionError: `workers` is not a number from 1.
         LaunchError: A request to Slurm failed.
     """
     from tf4slurm.joining import grow
@@ -242,7 +246,7 @@ def status(job: str | KnownJob | None = None) -> JobStatus:
 
 
 def list_jobs(limit: int | None = None) -> list[JobStatus]:
-    """Return the state of this user's jobs, the latest first, at most `limit`."""
+    """Return the states of this user's registered jobs, the latest first, at most `limit` (default: all)."""
     return StatusReader(registered_jobs(os.environ)[:limit], refuse_newer=False).read()
 
 
@@ -252,10 +256,10 @@ def watch(
     interval_seconds: float = _WATCH_SECONDS,
     timeout_seconds: float | None = None,
 ) -> Iterator[list[JobStatus]]:
-    """Yield the state of jobs repeatedly, until all have ended.
+    """Yield the states of all jobs, in the order of `jobs`, repeatedly until all have ended.
 
     Args:
-        interval_seconds: Seconds between two reads of their files (default 1). Slurm is queried every 10 s.
+        interval_seconds: Seconds between two reads of their files (default 1). Slurm is queried at most every 10 s.
         timeout_seconds: Timeout in seconds for the end of all jobs; None for no limit.
 
     Raises:
@@ -294,19 +298,19 @@ def logs(
     all_output: bool = False,
     on_pending: Callable[[JobStatus], None] = lambda status: None,
 ) -> Iterator[LogLine]:
-    """Return the lines that tasks have printed, over all attempts.
+    """Return the lines that tasks have printed, over all attempts. Each task has one log in each attempt.
 
     Args:
         tasks: The tasks, such as "chief/0" or "worker/*"; by default all.
         tail: Number of last lines of each log; None for all lines.
-        since: Omit lines that are certainly older than this time, in seconds since 1970; overrides `tail`.
-        merged: Sort the lines of all tasks by time, which is accurate to about a second.
+        since: Omit lines before this time, in seconds since 1970, accurate to about a second; overrides `tail`.
+        merged: Sort the lines of all tasks by time, accurate to about a second. By default log follows log.
         follow: Continue with new lines, sorted by time, until the job has ended.
         all_output: Include the messages that TensorFlow prints at every start.
         on_pending: With `follow`, called while the job is pending, whenever Slurm's reason changes.
 
     Raises:
-        UnknownTaskError: No task matches, or the job has no logs yet.
+        UnknownTaskError: Without `follow`, no task matches, or the job has no logs yet.
     """
     if follow:
         lines = follow_logs(find(job), tasks, tail=tail, since=since, on_pending=on_pending)
@@ -321,14 +325,14 @@ def cancel(
     grace_period_seconds: float | None = None,
     on_progress: Callable[[str], None] = logger.info,
 ) -> JobStatus:
-    """Ask a job to save and stop, and kill it after its grace period. Return its last state.
+    """Ask a job to save and stop, and kill it if it does not end in time. Return its last state.
 
-    After a kill, this function waits at most 5 s for the end. Slurm may take longer.
+    A pending job is cancelled at once. After a kill, this function waits at most 5 s. Slurm may take longer.
 
     Args:
         job: The job. If it has ended, nothing happens.
-        grace_period_seconds: Seconds that the script may take to save (default: the job's own grace period plus 10).
-            With 0 the job is killed at once.
+        grace_period_seconds: Seconds until the kill (default: the job's own grace period plus 10). With 0, a Slurm job
+            is cancelled at once, and a local job has 5 s to terminate its tasks, without a grace period.
         on_progress: Called with a sentence at each step.
 
     Raises:
@@ -353,12 +357,12 @@ def make_report(
     """Write the report of a running or ended job. Return its path.
 
     Args:
-        path: Output file, by default report.html in the run directory, or comparison.html. A .svg or .png file is a
-            picture of the timeline and the charts.
+        path: Output file, by default report.html in the run directory, or with `compare_with` comparison.html. A .svg
+            or .png file is a picture of the timeline and the charts.
         compare_with: Another job: the page compares both jobs.
 
     Raises:
-        RunDirectoryError: The job has no run directory, or the report cannot be written.
+        RunDirectoryError: A job has no run directory, or `path` cannot be written or has an unknown suffix.
         MissingDependencyError: A picture needs matplotlib: pip install "tf4slurm[plot]".
     """
     run = latest_run(find(job))
@@ -373,7 +377,7 @@ def render_report(
     *,
     compare_with: str | KnownJob | None = None,
 ) -> bytes:
-    """Return the content of a report file. See `make_report`."""
+    """Return the content that `make_report` would write to `path`, whose suffix determines the format."""
     from tf4slurm.reports.comparison import make_comparison
     from tf4slurm.reports.picture import make_picture
     from tf4slurm.reports.report import make_report as make_html

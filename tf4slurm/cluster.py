@@ -46,7 +46,7 @@ class Address(NamedTuple):
         """Parse "host:port" or "[ipv6]:port".
 
         Raises:
-            ValueError: The host or the port is missing or invalid.
+            ValueError: The host is missing, or the port is not a number from 1 to 65535.
         """
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -56,7 +56,7 @@ class Address(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One registered task: its rank in the step, type and index, node, and the address where it listens."""
+    """One task of a cluster: its rank in the step, type and index, node, and the address where it listens."""
 
     rank: int
     task: Task
@@ -97,7 +97,10 @@ class Cluster:
         return any(member.task.task_type == "chief" for member in self.members)
 
     def to_dictionary(self) -> dict[str, list[str]]:
-        """Return TensorFlow's cluster spec, such as {"ps": ["h1:4002"], "worker": ["h1:4001", "h2:4001"]}."""
+        """Return TensorFlow's cluster spec, such as {"ps": ["h1:4002"], "worker": ["h1:4001", "h2:4001"]}.
+
+        The address "0:0" stands for a joined worker that has left before one with a higher index.
+        """
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
@@ -121,7 +124,7 @@ class Cluster:
 
 
 def format_tasks(tasks: Iterable[object]) -> str:
-    """Return the tasks as text, such as "worker/1, worker/3 and ps/0"."""
+    """Return one or more tasks as text, such as "worker/1, worker/3 and ps/0"."""
     names = [str(task) for task in tasks]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 

@@ -24,12 +24,12 @@ REQUEUED = "REQUEUED"  # stopped, and back in Slurm's queue
 
 
 def exit_code_of(returncode: int) -> int:
-    """Return the exit code that a shell reports for a returncode: 128 + n after signal n."""
+    """Return the exit code that a shell reports for a `subprocess` returncode: 128 + n for -n, after signal n."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def describe_end(returncode: int) -> str:
-    """Return "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
+    """Return the end of a process as text: "exited with code 3" or "was killed by signal 9 (SIGKILL)"."""
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:
@@ -41,9 +41,9 @@ def describe_end(returncode: int) -> str:
 
 @dataclass(eq=False, repr=False)
 class Tf4SlurmError(Exception):
-    """Base class of all errors. `exit_code` is that of the command line.
+    """Base class of all errors. `exit_code` is the exit code of the command line after this error.
 
-    The fields of a class are the facts of its errors: keyword arguments of the constructor, and attributes.
+    The fields of a class are the facts of its errors. Each is a keyword argument of the constructor and an attribute.
     """
 
     exit_code = EXIT_PREFLIGHT
@@ -53,7 +53,7 @@ class Tf4SlurmError(Exception):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let errors be pickled, although some constructors require facts."""
+        """Let errors be pickled, although the constructors of some require keyword arguments."""
         return _restore, (type(self), self.args), vars(self)
 
 
@@ -65,7 +65,7 @@ def _restore(cls: type[Tf4SlurmError], args: tuple[Any, ...]) -> Tf4SlurmError:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SlurmEnvironmentError(Tf4SlurmError):
-    """The environment variable `variable` is missing, or its `value` is invalid."""
+    """The environment variable `variable` is missing, or its `value` is invalid or does not fit the call."""
 
     variable: str
     value: str | None = None
@@ -75,7 +75,7 @@ class SlurmEnvironmentError(Tf4SlurmError):
 class NodelistError(Tf4SlurmError, ValueError):
     """The text `nodelist` is not a list of nodes.
 
-    `position` is the 0-based position of the first error.
+    `position` is the 0-based position of the first mistake in the text.
     """
 
     exit_code = EXIT_USAGE
@@ -84,19 +84,19 @@ class NodelistError(Tf4SlurmError, ValueError):
 
 
 class LayoutError(Tf4SlurmError):
-    """The node of a rank cannot be determined from the environment, or contradicts a task's own variables."""
+    """Slurm's environment variables do not determine the node of each rank, or contradict Slurm's answer."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class InterfaceError(Tf4SlurmError):
-    """The network interface does not exist on this host or has no address. `available` lists usable interfaces."""
+    """The network interface does not exist on this host or cannot be used. `available` lists usable interfaces."""
 
     interface: str
     available: Sequence[str] = ()
 
 
 class PlacementError(Tf4SlurmError, ValueError):
-    """The numbers of tasks, nodes, ports or GPUs do not match."""
+    """Roles, or numbers of tasks, nodes, ports or GPUs, do not match or exceed a limit."""
 
     exit_code = EXIT_USAGE
 
@@ -109,7 +109,7 @@ class PortsInUseError(PlacementError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CommandError(Tf4SlurmError):
-    """The command after `--` cannot be started: program or script is missing, not executable, or standard input."""
+    """The `command` of the tasks cannot be started, for example because its program or script does not exist."""
 
     exit_code = EXIT_USAGE
     command: Sequence[str]
@@ -117,7 +117,7 @@ class CommandError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RunDirectoryError(Tf4SlurmError):
-    """The run directory `path` cannot be created or written."""
+    """The run directory, or another file or directory of a job, is missing or cannot be written. `path` names it."""
 
     path: str
 
@@ -137,25 +137,25 @@ class RendezvousError(Tf4SlurmError):
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Not all tasks registered in time. The message names the missing tasks."""
+    """Not all tasks registered, or started their servers, in time. The message names the missing tasks."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RendezvousConnectionError(RendezvousError, ConnectionError):
-    """The control service at `address` cannot be reached, or sent nothing for the heartbeat timeout."""
+    """The control service at `address` cannot be reached or sends nothing, or this process has no agent."""
 
     address: str = ""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RendezvousClosedError(RendezvousError):
-    """The control service refused this task. `reason` has the cause. A retry would not help."""
+    """The control service refused this task for the given `reason`. A retry would not help."""
 
     reason: str
 
 
 class BarrierError(RendezvousError):
-    """A barrier broke. The message names the tasks that did not arrive."""
+    """A barrier broke. The message has the reason, such as the tasks that did not arrive."""
 
 
 class DataShardsError(Tf4SlurmError):
@@ -174,7 +174,7 @@ class ShutdownError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
-    """The tasks in `missing`, such as "worker/1", sent no completion signal in time."""
+    """Some tasks in `missing`, such as "worker/1", sent no completion signal in time."""
 
     missing: Sequence[str]
 
@@ -202,12 +202,12 @@ class TrainingTimeoutError(TrainingError, TimeoutError):
 
 
 class CheckpointError(Tf4SlurmError):
-    """A checkpoint cannot be written, or no existing checkpoint can be restored."""
+    """A checkpoint cannot be written, or the existing checkpoints cannot be restored."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class UnknownJobError(Tf4SlurmError):
-    """No job has the id, name or path `job`."""
+    """No job has the id, name or path `job`. Without a `job`, no job was started yet."""
 
     exit_code = EXIT_UNKNOWN_JOB
     job: str = ""
@@ -215,7 +215,7 @@ class UnknownJobError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class UnknownTaskError(Tf4SlurmError):
-    """No task of the job matches. `tasks` lists the tasks that have logs."""
+    """No task of the job has one of the requested names. `tasks` lists the tasks that have logs."""
 
     exit_code = EXIT_USAGE
     tasks: Sequence[str] = ()
@@ -229,7 +229,7 @@ class NoLogsError(UnknownTaskError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class JobStateError(Tf4SlurmError):
-    """The `job` cannot be resumed, cancelled, grown or shrunk in its `state`, such as RUNNING."""
+    """The `job` cannot be resumed or cancelled, or get or lose workers, in its `state`, such as RUNNING."""
 
     exit_code = EXIT_USAGE
     job: str
@@ -280,9 +280,10 @@ class UntrustedFileError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LaunchError(Tf4SlurmError):
-    """The program `command` failed.
+    """The program `command` failed, could not be started, or had no valid output.
 
-    `returncode` is negative after a timeout. `stderr` is the error output of the program.
+    `returncode` is negative after a timeout or a signal, and if the program was not started. `stderr` is its error
+    output.
     """
 
     command: Sequence[str]
@@ -292,7 +293,7 @@ class LaunchError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RefusedError(LaunchError):
-    """Slurm refused the job, or with `may_be_queued` it is unknown whether Slurm accepted the job."""
+    """Slurm refused the job. If `may_be_queued`, it is unknown whether Slurm accepted the job."""
 
     exit_code = EXIT_REFUSED
     may_be_queued: bool = False

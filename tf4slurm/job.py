@@ -33,7 +33,7 @@ _P = ParamSpec("_P")
 
 @dataclass(frozen=True, kw_only=True)
 class _JobOptions(BatchSpec):
-    """The types of the keyword arguments of `Job`. `site` is the profile of settings, "none" to use no settings."""
+    """The keyword arguments of `Job`, for type checkers. `site` is the profile of settings, "none" for no settings."""
 
     site: str | None = None
 
@@ -41,7 +41,10 @@ class _JobOptions(BatchSpec):
 def _takes_options_of(
     spec: Callable[Concatenate[tuple[str, ...], _P], BatchSpec],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Job, str | Sequence[str], _P], None]]:
-    """Give a constructor the keyword arguments of a dataclass, with types and help texts."""
+    """Return a decorator that gives a constructor the keyword arguments of a dataclass, with types and help texts.
+
+    The help texts replace the line OPTIONS in the constructor's docstring.
+    """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         options, own = options_of(BatchSpec), inspect.signature(function)
@@ -56,7 +59,7 @@ def _takes_options_of(
 
 
 class Job:
-    """One job: a command, and the options of `tf4slurm submit` as keyword arguments with _ for -.
+    """One job: a command, and the options of `tf4slurm submit` as keyword arguments, with _ in place of -.
 
     Example:
         Job("python train.py", ps=1, workers=3, nodes=2, mem="32G", module=("tensorflow/2.16",)).submit().wait()
@@ -69,7 +72,7 @@ class Job:
         Args:
             command: Command of each task: a list of words, or a line in the shell's syntax.
             OPTIONS
-            site: Profile of the cluster, or "none" to read no settings.
+            site: Profile of the cluster's settings, or "none" to read no settings. By default the settings name it.
 
         Raises:
             OptionError: An option is unknown or invalid, or two options exclude each other.
@@ -101,19 +104,22 @@ class Job:
         return api.script(self._spec())
 
     def submit(self) -> Job:
-        """Submit the job to Slurm. Return this object. Raises the errors of `script` and `tf4slurm.submit`."""
+        """Submit the job to Slurm. Return this object. The errors are as in `script` and `tf4slurm.submit`."""
         self._known = api.submit(self._spec())
         return self
 
     def run(self, *, local: bool = False, isolated: bool = False, quiet: bool = False) -> int:
-        """Run the job to its end like `tf4slurm.run`, without its options for sbatch. Return its exit code.
+        """Run the job to its end like `tf4slurm.run`. Return its exit code, or that of a launcher that cannot start it.
+
+        Options for sbatch are ignored.
 
         Args:
-            quiet: Print the output only after the job has failed, not as it appears. `logs` returns it in any case.
+            quiet: Print the output only if the job has failed, not as it appears. `logs` returns that of the tasks in
+                any case.
 
         Raises:
             OptionError, PlacementError, SettingsError, UntrustedFileError: As `script`.
-            SlurmEnvironmentError: A variable of the allocation is invalid.
+            SlurmEnvironmentError: A variable of the Slurm allocation is invalid.
         """
         settings = read_settings(os.environ, self._site)
         if local or SlurmAllocation.from_environ(os.environ) is None:
@@ -137,7 +143,7 @@ class Job:
         return api.status(self._started())
 
     def wait(self, timeout_seconds: float | None = None) -> int:
-        """Wait for the job's end with a progress bar. Return its exit code.
+        """Show a progress bar until the job has ended. Return its exit code.
 
         Ctrl-C ends the wait, not the job. In a notebook without the package ipywidgets, lines of text replace the bar.
 
@@ -154,6 +160,8 @@ class Job:
     def logs(self, *tasks: str) -> str:
         """Return the output of tasks such as "chief/0" or "worker/*", by default of all tasks, sorted by time.
 
+        If several tasks have printed lines, each line begins with its task, such as "worker/0 | ".
+
         Raises:
             UnknownTaskError: No task matches, or the job has no logs yet.
         """
@@ -162,15 +170,15 @@ class Job:
         return "".join(f"{line.task} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
 
     def cancel(self, grace_period_seconds: float | None = None) -> None:
-        """Ask the job to save and stop, and kill it after its grace period. See `tf4slurm.cancel`."""
+        """Ask the job to save and stop, and kill it if it does not end in time. See `tf4slurm.cancel`."""
         api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
 
     def grow(self, workers: int, **options: Any) -> str:
-        """Add workers to this running job. Return the id of their job array. See `tf4slurm.grow`."""
+        """Add workers to this running job, by default with its `site`. Return their array's id. See `tf4slurm.grow`."""
         return api.grow(self._started(), workers, **{SITE: self._site, **options})
 
     def shrink(self, workers: int) -> tuple[str, ...]:
-        """Remove workers that `grow` has added. Return the ids of their jobs. See `tf4slurm.shrink`."""
+        """Remove workers that `grow` has added. Return the ids of their Slurm jobs. See `tf4slurm.shrink`."""
         return api.shrink(self._started(), workers)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
@@ -217,7 +225,7 @@ class Job:
 
 @dataclass(frozen=True, repr=False)  # a notebook stores the repr beside the picture
 class Picture:
-    """A picture that a notebook shows: the PNG file `png`."""
+    """A picture that a notebook shows. `png` is the content of a PNG file."""
 
     png: bytes
 
@@ -227,7 +235,7 @@ class Picture:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Return a function that shows the state of a job on the terminal or in the notebook."""
+    """Yield a function that shows the state of a job, as text, on the terminal or in the notebook."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -243,7 +251,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 class _Lines:
-    """Prints the latest text at most every 5 s and at the end, if it has changed."""
+    """Prints the latest text if it has changed, at most every 5 s and by `close` at the end."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""

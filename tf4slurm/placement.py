@@ -19,14 +19,14 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
     """Assign a task to every rank. Return the tasks in rank order.
 
     Args:
-        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}. The sum is that of the ranks.
-        placement: "pack" assigns the roles to the ranks in the order of `TASK_TYPES`. "spread" first distributes the
-            ps evenly over the nodes, beginning with the node that has most free ranks, then packs the rest. A list,
-            such as "ps,worker,worker,chief", contains the role of each rank.
-        nodes_by_rank: The node of each rank.
+        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}, in sum that of the ranks.
+        placement: "pack" assigns the roles to the ranks in the order of `TASK_TYPES`. "spread" gives rank 0 to the
+            chief and distributes the ps evenly over the nodes, beginning with the node that has most free ranks. Then
+            it packs the rest. A list, such as "ps,worker,worker,chief", has the role of each rank.
+        nodes_by_rank: The node of each rank. Only "spread" uses it.
 
     Raises:
-        PlacementError: The list of roles contradicts the counts.
+        PlacementError: The list of roles contradicts the counts, or has an unknown role.
     """
     if placement == PACK:
         roles = [role for role in TASK_TYPES for _ in range(counts.get(role, 0))]
@@ -83,10 +83,10 @@ def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict
 
     Args:
         counts: Number of tasks of each role. None for the workers means all remaining tasks of `available`.
-        available: Number of tasks of the allocation or step; None outside Slurm.
+        available: Number of tasks of the allocation or step; None if there is none.
 
     Raises:
-        PlacementError: The sum differs from `available`, or the number of workers is unknown or would be 0.
+        PlacementError: The sum differs from `available`, or the workers are None and `available` leaves none for them.
     """
     found = {role: count or 0 for role, count in counts.items()}
     if counts["worker"] is None:

@@ -1,4 +1,4 @@
-"""The table of roles. Other modules test the properties of a role instead of comparing names."""
+"""The table of roles. Test the properties of a role where that is possible, instead of comparing names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ class Role:
     """The properties of one role. The tables in `control/rules.py` say what follows its exit or loss, by `name`.
 
     Attributes:
-        name: The role in the tables of rules: the task type, or "leading worker", "joined worker", "data server".
+        name: The role in the tables of rules: the task type, or "leading worker" (a worker of a job without a chief),
+            "joined worker" or "data server" (of the tf.data service).
         runs_script: The child runs the user's command.
-        trains: The task takes part in training, and needs the ps for it.
+        trains: The ps must run until the task has finished training. Not set for a joined worker, which may leave.
         is_waited_for: The job is done only when every task of this role has finished or is given up.
-        is_wait_bounded: After the other tasks are done, the job waits at most `finish_timeout_seconds` for this role.
+        is_wait_bounded: After the other tasks are done, the job waits at most `JobSpec.finish_timeout_seconds` for this
+            role.
         is_server: The task only serves other tasks, and may exit when they no longer need it.
         is_in_cluster: The task has an entry in TensorFlow's cluster spec.
         sees_gpus: The task's GPUs are visible to the child. Otherwise they are hidden.
-        program: The program of tf4slurm that the child runs in place of the user's command.
+        program: The program of tf4slurm that the child runs in place of the user's command, a path in the package.
         is_spare: The task runs nothing until it takes the place of a lost task.
         has_joined: The task has joined the running job, and may leave at any time without harm.
     """
@@ -69,12 +71,12 @@ SCRIPT_TASK_TYPES = tuple(task_type for task_type, role in _ROLES.items() if rol
 
 
 def can_grow(counts: Mapping[str, int]) -> bool:
-    """Return whether workers can join a running job with these roles: they need a chief and ps."""
+    """Return whether workers can join a running job with these numbers of tasks. It needs a chief and a ps."""
     return bool(counts.get("chief") and counts.get("ps"))
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:
-    """Return the properties of a role. Those of a worker depend on whether the job has a chief."""
+    """Return the properties of a role. Without a chief, a worker is a leading worker."""
     if task_type == "worker" and not has_chief:
         return LEADING_WORKER
     return _ROLES[task_type]

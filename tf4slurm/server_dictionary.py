@@ -89,12 +89,12 @@ def get_server_dictionary(
     ps_exit_seconds: float | None = 10.0,
     cancel_on_loss: bool = True,
 ) -> ServerDictionary:
-    """Return the cluster spec of this process's Slurm step, which is the same in all tasks of the step.
+    """Return the cluster spec of this process's Slurm step, and the process's task in it.
 
-    If an agent started the process, this is the launcher's cluster spec, from TF_CONFIG. Under plain srun the tasks
-    form the cluster. Each task starts a sidecar process, which holds the task's port. The sidecar of rank 0 runs the
-    control service. The function sets TF_GRPC_REUSE_PORT, so that TensorFlow's server can listen on the held port. It
-    sets no_proxy if the environment sets a proxy.
+    The cluster spec is the same in all tasks of the step. If an agent started the process, it is that of the launcher,
+    from TF_CONFIG. Under plain srun the tasks form the cluster. Each task starts a sidecar process, which holds the
+    task's port. The sidecar of rank 0 runs the control service. The function sets TF_GRPC_REUSE_PORT, so that
+    TensorFlow's server can listen on the held port. It sets no_proxy if the environment sets a proxy.
 
     Args:
         tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order. Or the number of tasks of
@@ -111,10 +111,10 @@ def get_server_dictionary(
         exchange: False computes the cluster spec from this task's environment alone: no port is held, no address is
             checked, and no task is awaited. `interface` can then be a host name pattern only, by default Slurm's node
             name. In rank order, the tasks of a node get the first of `ports`, or of the ports that Slurm reserves.
-        ps_exit_seconds: Under plain srun, a ps that still runs this long after the end of training is ended with exit
-            code 0 (default 10). So is a worker that is in `server.join()` after the end of the chief. None ends no
-            task. Training ends when the chief has ended or, in a job without a chief, when all workers have ended. A ps
-            that calls `tf4slurm.shutdown` is not ended.
+        ps_exit_seconds: Under plain srun, seconds (default 10) after which waiting tasks are ended with exit code 0: a
+            ps, when the chief has ended and no worker needs the ps any more, and a worker in `server.join()`, when the
+            chief has ended. In a job without a chief, all workers must have ended. None ends no task. A ps that calls
+            `tf4slurm.shutdown` is not ended.
         cancel_on_loss: Under plain srun, end the step when a ps, or the sidecar of rank 0, is lost before training is
             over (default). Give False for scripts that continue without them.
 
@@ -124,6 +124,7 @@ def get_server_dictionary(
     Raises:
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
         PlacementError: The numbers of roles and tasks differ, or with `exchange=False` there are too few ports.
+        InterfaceError: The interface does not exist, or with `exchange=False` is no host name pattern.
         LayoutError: With `exchange=False`, the environment does not determine the node of each rank.
         RendezvousTimeoutError: Some tasks, which the message names, did not register in time.
         RendezvousError: The cluster did not form. The message has the reason.
@@ -165,7 +166,7 @@ def get_server_dictionary(
 
 
 def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of tasks of each role that a script can have.
+    """Return the number of tasks of each role whose tasks run a script. `tasks` are roles, or numbers by role.
 
     Raises:
         PlacementError: `tasks` has another role.
@@ -182,18 +183,18 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
 
 
 def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDictionary:
-    """Make `dictionary` the cluster spec of this process, and return it."""
+    """Make `dictionary` the result of `current_server_dictionary` in this process. Return it."""
     _current[:] = [dictionary]
     return dictionary
 
 
 def launched_server_dictionary() -> ServerDictionary | None:
-    """Return the cluster spec that this process's agent has set, or None without an agent."""
+    """Return the cluster spec that the agent has set in TF_CONFIG, or None if no agent has started this process."""
     return _read_tf_config() if TASK_VARIABLE in os.environ else None
 
 
 def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
-    """Return the given cluster spec, else the last one of `get_server_dictionary`, else the one in TF_CONFIG.
+    """Return the given cluster spec, else the last result of `get_server_dictionary`, else that of TF_CONFIG.
 
     Raises:
         SlurmEnvironmentError: This process has no cluster spec.
@@ -288,7 +289,7 @@ def form_cluster(
 
 
 def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
-    """Return the sidecar's first line, or "" if it exits, is stopped by a signal, or does not answer in time."""
+    """Return the sidecar's first line, or "" if the sidecar exits, is stopped, or does not answer in time."""
     assert sidecar.stdout is not None
     poll = select.poll()
     poll.register(sidecar.stdout)
@@ -297,7 +298,10 @@ def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
-    """Report to the sidecar how this process ends, and wait for the sidecar's exit. In a fork, do nothing."""
+    """Send the sidecar how this process ends, and wait for the sidecar's exit. In a fork, do nothing.
+
+    A sidecar that does not exit within 15 s (that of rank 0: at any time), or that is stopped for 10 s, is killed.
+    """
     if os.getpid() != owner:
         return
     assert sidecar.stdin is not None
@@ -325,9 +329,9 @@ def _has_exited(sidecar: subprocess.Popen[str], timeout_seconds: float) -> bool:
 def _wait_for_sidecar(
     sidecar: subprocess.Popen[str], wait: Callable[[float], bool], timeout_seconds: float | None
 ) -> bool:
-    """Call `wait(seconds)` until it is True.
+    """Call `wait(1.0)`, which waits at most 1 s, until it returns True.
 
-    Return False at the timeout, or if a signal has stopped the sidecar.
+    Return False at the timeout, or if a signal has stopped the sidecar for 10 s.
     """
     left, stopped_seconds = math.inf if timeout_seconds is None else timeout_seconds, 0.0
     while left > 0 and stopped_seconds < STOPPED_SECONDS:

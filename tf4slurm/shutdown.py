@@ -51,7 +51,8 @@ def wait_for_workers(
     Raises:
         ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none; with
             "barrier" it lists all training tasks.
-        ShutdownError: This process is not a ps of the cluster, or method="barrier" finds no agent or loses it.
+        ShutdownError: This process is not a ps of the cluster, method="barrier" finds no agent or loses it, or with
+            method="queue" the server of this ps does not answer.
         SlurmEnvironmentError: No cluster is given or found.
         ValueError: The method is unknown, or `cluster` is not a tuple of three.
     """
@@ -79,8 +80,9 @@ def serve_until_done(
     timeout_seconds: float | None = None,
     cluster: ClusterAndTask | None = None,
 ) -> Ending:
-    """Call `wait_for_workers` with the other arguments, and keep the tf.distribute.Server `server` running meanwhile.
+    """Keep the tf.distribute.Server `server` running while `wait_for_workers` waits. Return the result of the latter.
 
+    The other arguments and the exceptions are those of `wait_for_workers`.
     A TensorFlow server runs as long as a Python reference to it exists, such as this argument.
     """
     ending = wait_for_workers(method=method, timeout_seconds=timeout_seconds, cluster=cluster)
@@ -89,18 +91,18 @@ def serve_until_done(
 
 
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
-    """Send this worker's completion signal to every ps.
+    """Send the completion signal of this worker or chief to every ps.
 
     Only the first signal of a process is sent. With method="barrier", a later failure is sent too. With "barrier", the
     signal of a fork or of a process of multiprocessing counts only after all other processes of the script have closed
-    their connections to the agent. So a helper process does not end the training of its task.
+    their connections to the agent without a signal. So a helper process does not end the training of its task.
 
     Args:
-        method: The method with which the ps waits. With "queue", an evaluator sends nothing.
+        method: The method with which the ps waits. With "queue", an evaluator sends nothing to the ps.
         cluster: As in `wait_for_workers`.
 
     Raises:
-        ShutdownError: A ps does not answer, this process is a ps, or method="barrier" finds no agent.
+        ShutdownError: This process is a ps, method="barrier" finds no agent, or with "queue" a ps does not answer.
         SlurmEnvironmentError, ValueError: As `wait_for_workers`.
     """
     _completion_signal(method, cluster).send(failed)

@@ -1,7 +1,7 @@
 """Recognize messages that TensorFlow prints at every start, and that need no action.
 
 The log files contain these messages. The terminal, `tf4slurm logs` and the last lines of a failed task omit them.
-A line is recognized by TensorFlow's log format and source file, so no line of a script is omitted.
+A message is recognized by TensorFlow's log format and source file, or by its whole text. So lines of a script are kept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FIELD = re.compile(r" *(?:\w+ \{|\w+: .+|\})?$")
 
 
 class BoilerplateFilter:
-    """Recognizes start-up messages of TensorFlow in the output of one process, given line by line in order."""
+    """Recognizes start-up messages of TensorFlow in the output of one process. Give it each line, in order."""
 
     def __init__(self) -> None:
         self._is_in_options = False

@@ -1,4 +1,4 @@
-"""Cancel a job: ask it to save and stop, and kill it after its grace period."""
+"""Cancel a job: ask it to save and stop, and kill it if it does not end in time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cancel_known(known: KnownJob, grace_period_seconds: float | None, on_progres
 
 
 def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
-    """Wait at most `seconds` for the end of a job. Return its state."""
+    """Wait at most `seconds` for the end of a job. Return its last state, which may be that of a running job."""
     reader, deadline = StatusReader([known], ask_seconds=_SLURM_SECONDS), time.monotonic() + seconds
     while True:
         (status,) = reader.read()
@@ -60,7 +60,10 @@ def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
 
 
 def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
-    """Send a stop request to a job (SIGTERM, or SIGINT to a local job), or kill it at once (SIGKILL)."""
+    """Send a signal to the launcher of a local job. For a Slurm job, SIGTERM requests a stop, and SIGKILL cancels it.
+
+    A Slurm job whose launcher is no batch script, as with salloc, is cancelled in both cases.
+    """
     if known.job_id is not None:
         if number == signal.SIGTERM:
             with contextlib.suppress(LaunchError):  # not a batch job: with salloc, Slurm did not start the launcher

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 
 def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
-    """Return explanations and remedies for the known errors in these lines, the most likely first.
+    """Return explanations and remedies for the known errors in these lines, in the order of the table `_KNOWN`.
 
     Args:
-        lines: The last lines of the process that failed.
-        returncode: Its exit code, or minus the number of the signal that killed it.
+        lines: The last lines that the failed process printed.
+        returncode: Its exit code, or minus the number of the signal that killed it; None if unknown.
     """
     text = "\n".join(lines)
     found = [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]

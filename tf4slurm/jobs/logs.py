@@ -1,4 +1,6 @@
-"""Read the logs of a job's tasks over all attempts and runs: all lines, the last lines, or new lines as they appear.
+"""Read the logs of a job's tasks: all lines, the last lines, or new lines as they appear.
+
+A task has one log for each attempt, and a requeued job has attempts in each of its runs.
 
 Log lines have no times. The agent writes an index beside each log, with at most one entry per second. An entry has a
 byte offset and a time: the output from this offset on was printed at this time or later. So line times are accurate to
@@ -38,7 +40,7 @@ _STATUS_SECONDS = 3.0
 
 @dataclass(frozen=True, order=True)
 class LogFile:
-    """The log of one task in one attempt. `run` counts the runs of a requeued job from 1."""
+    """The log of one task in one attempt. `run` numbers the runs of a requeued job, from 1."""
 
     run: int
     attempt: int
@@ -68,7 +70,7 @@ def omit_boilerplate(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
-    """Return the logs of the tasks that match a pattern such as "worker/*". Without patterns, return all logs."""
+    """Return the logs in `runs` of the tasks that match a pattern such as "worker/*". Without patterns, return all."""
     found = []
     for number, run in enumerate(runs, start=1):
         with contextlib.suppress(OSError):
@@ -85,7 +87,7 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
 def read_logs(
     job: KnownJob, patterns: Sequence[str] = (), *, tail: int | None = None, since: float | None = None, merged: bool
 ) -> Iterator[LogLine]:
-    """Return the lines that tasks have printed. See `api.logs`."""
+    """Return the lines that tasks have printed, sorted by time if `merged`. See `api.logs`."""
     logs = find_logs(job.run_directories, patterns)
     if not logs:
         raise _no_logs(job, patterns)
@@ -123,10 +125,13 @@ def follow_logs(
 
 
 class LogReader:
-    """Reads the new lines of one growing log at each call."""
+    """Reads a log while the task writes it. Each call of `read` yields the lines that are new."""
 
     def __init__(self, log: LogFile, *, tail: int | None = None, since: float | None = None) -> None:
-        """Skip lines that are certainly older than `since`. Without `since`, skip all but the last `tail` lines."""
+        """Skip the lines before the time `since` (accurate to about a second), else all but the last `tail` lines.
+
+        If both are None, skip no line.
+        """
         self.log = log
         self._offset = 0
         self._index: tuple[list[int], list[float]] = ([], [])  # offsets and times of the lines that are not yet read
@@ -155,7 +160,7 @@ class LogReader:
             self._offset = file.tell() - sum(map(len, lines[max(0, len(lines) - num_lines) :]))
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
-        """Return the lines since the last call. An unfinished last line is left out unless `is_final`."""
+        """Yield the lines since the last call. An unfinished last line is left out unless `is_final`."""
         with contextlib.suppress(OSError), self.log.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size <= self._offset:
                 return
@@ -192,7 +197,7 @@ class LogReader:
 
 
 def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[LogLine]:
-    """Return the new lines of all logs, sorted by time."""
+    """Yield the new lines of all logs, sorted by time."""
     return heapq.merge(*(reader.read(is_final=is_final) for reader in readers), key=lambda line: line.time)
 
 

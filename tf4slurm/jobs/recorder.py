@@ -1,7 +1,7 @@
 """Write a running job's files: status.json and samples.jsonl (`Recorder`), events.jsonl (`EventLog`).
 
-A thread writes the files, because the file system may stall and the event loop must not wait for it. A full disk stops
-the recording, but not the job.
+A thread writes the files, because the file system may stall and the event loop must not wait for it. A full disk does
+not stop the job: events.jsonl ends at the first error, and the other two continue when there is space again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # n
 
 
 class EventLog:
-    """Appends events to events.jsonl."""
+    """Appends events to events.jsonl. The first error ends the file, with a warning."""
 
     def __init__(self, path: Path, clock: JobClock, files: ThreadPoolExecutor) -> None:
         self._clock = clock
@@ -75,7 +75,7 @@ class EventLog:
 
 
 class Recorder:
-    """Writes status.json and samples.jsonl of one job every few seconds."""
+    """Writes status.json every max(2 s, num_tasks x 2 ms), and a sample every max(2 s, num_tasks x 10 ms)."""
 
     def __init__(
         self, run_directory: RunDirectory, state: JobState, clock: JobClock, files: ThreadPoolExecutor
@@ -92,13 +92,13 @@ class Recorder:
         self._is_failing = False
 
     async def run(self) -> None:
-        """Write the files until cancelled. Each interval starts when the previous write has ended."""
+        """Write the files until cancelled. The pause between two writes begins when the first of them has ended."""
         while True:
             await asyncio.wrap_future(self._queue_write())
             await asyncio.sleep(self._interval_seconds)
 
     def write(self) -> None:
-        """Write both files once more, even if the next sample is not due."""
+        """Let the thread write both files once more, even if the next sample is not due."""
         self._sampled_at = float("-inf")
         self._queue_write()
 
@@ -194,7 +194,10 @@ class Progress:
 def describe_task(
     tasks: TaskTable, record: TaskRecord, started_at: float, now: float, progress: Progress | None = None
 ) -> TaskStatus:
-    """Return the state of a task for status.json and result.json. `progress` adds the steps per second."""
+    """Return the state of a task for status.json and result.json. `started_at` and `now` are job times in seconds.
+
+    `progress` adds the steps per second and the seconds since the last new step, which are null otherwise.
+    """
     progress = progress or Progress()
     observed = record.observed
     script = observed.script

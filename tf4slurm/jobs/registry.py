@@ -1,7 +1,7 @@
-"""Register this user's jobs in one small file each, to find a job by id or name from any directory.
+"""Register each job of this user in a small file, so that its id or name finds it from any directory.
 
 The files are in $XDG_STATE_HOME/tf4slurm/jobs (by default ~/.local/state/tf4slurm/jobs), mode 0700. Beyond 1,000 files
-the oldest are deleted. A job that cannot be registered still runs; its run directory's path identifies it.
+the oldest are deleted. A job that cannot be registered still runs, and is found by the path of its run directory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KnownJob:
 
     Attributes:
         job_id: Slurm's job id; None for a local job.
-        name: First part of the names of its run directories.
+        name: Name of its run directory. The later ones of a requeued job are NAME-2, NAME-3 and so on.
         runs_directory: Parent of its run directories.
         started: When the job was submitted or started, in seconds since 1970.
         owner: User ID of the job's user; None for this user.
@@ -52,15 +52,15 @@ class KnownJob:
 
     @property
     def batch_script(self) -> Path:
-        """Path at which `submit` keeps the batch script."""
+        """Path at which `submit` keeps the batch script. The file need not exist."""
         return Path(self.runs_directory) / f"{self.name}.sh"
 
     @property
     def run_directories(self) -> list[RunDirectory]:
         """The job's run directories, oldest first.
 
-        A pending job has none, and a requeued job has several. Other users may write to the parent, so directories that
-        belong to them are left out.
+        A pending job has none, and a requeued job has several. Other users may write to the parent. So only directories
+        of the job's user, this user or root are listed.
         """
         runs = Path(self.runs_directory)
         if self.job_id is None:  # NAME-2 is the run directory of another local job, started in the same second
@@ -82,7 +82,7 @@ class KnownJob:
 
 
 def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
-    """Register the job with run directory `runs_directory`/`name`, which need not exist. Return its entry."""
+    """Register the job whose run directory is `runs_directory`/`name`, which need not exist. Return the job."""
     job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
     try:
         directory = _directory(environ)
@@ -99,7 +99,10 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
 
 
 def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
-    """Return all registered jobs, latest first, without entries that another user could have written."""
+    """Return all registered jobs, latest first.
+
+    Entries that another user could have written, or that a newer tf4slurm wrote, are left out with a warning.
+    """
     jobs, refused = [], []
     with contextlib.suppress(OSError):
         for path in _directory(environ).glob("*.json"):
@@ -116,12 +119,14 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
 
 
 def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
-    """Return the job with this Slurm job id, name or run directory path. None stands for the latest job.
+    """Return the job with this Slurm job id, name or run directory path. None stands for the latest registered job.
 
-    If `text` has no slash, the run directory of another user is used only if no registered job has this id or name.
+    A `text` without a slash may be the name of a directory that another user has made. It is used only if no registered
+    job has this id or name.
 
     Raises:
-        UnknownJobError: No job matches.
+        UnknownJobError: No job matches, or this user has no registered job.
+        SchemaVersionError: A newer version of tf4slurm wrote the run directory.
     """
     if text is None:
         if jobs := registered_jobs(environ):

@@ -4,9 +4,10 @@ runs/<name>-<id>/
     job.json          command, options and versions
     control.json      address and credentials of the control service, sealed with MUNGE if MUNGE works. It exists only
                       for tasks that the launcher does not start: tasks of plain srun, and joined workers
-    worker_arrays.jsonl      job arrays of Slurm that add workers to this job. With it, the launcher writes control.json
+    worker_arrays.jsonl      job arrays of Slurm that add workers to this job. If it exists, control.json is written
+    worker-<array>_<element>.out        output of the Slurm job of a joined worker, by default
     events.jsonl      every change of state
-    slurm.json        resources that Slurm allocated to the job, and times
+    slurm.json        resources that Slurm allocated to the job, its time limit, and the times of submission and start
     status.json       state of the job and its tasks, a few seconds old
     samples.jsonl     steps, memory, processor time and bytes over time
     metrics/<role>-<index>.<attempt>.jsonl  steps and metrics that the task's script reported
@@ -18,7 +19,7 @@ runs/<name>-<id>/
     .result.json.reserved    reserved disk space for result.json
     report.html       the job's report
 
-`schema.py` defines the JSON files. All files have mode 0600, all directories 0700.
+`schema.py` defines the JSON files. All files that tf4slurm writes here have mode 0600, all directories 0700.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class RunDirectory:
     """The run directory of one job, which only its user can access (0700).
 
     Raises:
-        RunDirectoryError: A directory cannot be created, or a file cannot be written.
-        SchemaVersionError: A newer version of tf4slurm wrote a file that is read.
+        RunDirectoryError: A method cannot create a directory or write a file.
+        SchemaVersionError: A method reads a JSON file that a newer version of tf4slurm wrote.
     """
 
     path: Path
@@ -96,7 +97,7 @@ class RunDirectory:
     def open(cls, path: Path, *, reserve_result: bool = True) -> RunDirectory:
         """Create the run directory at exactly this path, or open the existing one if this user owns it.
 
-        A process that does not write result.json gives `reserve_result=False`.
+        Disk space for result.json is reserved, except with `reserve_result=False`.
 
         Raises:
             RunDirectoryError: The directory cannot be created, belongs to another user, or is a link.
@@ -124,7 +125,7 @@ class RunDirectory:
         return self.path / "control.json"
 
     def has_worker_arrays(self) -> bool:
-        """Whether workers have joined the job, or will join it."""
+        """Return whether worker_arrays.jsonl exists, because `tf4slurm grow` or `join` was called for this job."""
         with contextlib.suppress(OSError):
             return FILE_NAMES[WorkerArray] in os.listdir(self.path)  # on NFS exists() may be wrong for a minute
         return False
@@ -139,11 +140,11 @@ class RunDirectory:
         return self.path / "work" / _name(task, attempt)
 
     def read(self, kind: type[_T]) -> _T | None:
-        """Read a file such as `StatusFile`. Return None if it is missing or not JSON."""
+        """Read the file of class `kind`, such as `StatusFile`. Return None if it is missing or not a JSON object."""
         return read_file(self.path / FILE_NAMES[kind], kind)
 
     def read_trusted_job(self) -> JobFile:
-        """Read job.json in order to run its command or signal its process. If it is missing, return defaults.
+        """Read job.json for a caller that runs its command or signals its process. If it is missing, return defaults.
 
         Raises:
             UntrustedFileError: Another user could have written the file.
@@ -152,11 +153,14 @@ class RunDirectory:
         return read_file(self.path / FILE_NAMES[JobFile], JobFile, read) or JobFile()
 
     def read_lines(self, kind: type[_T]) -> list[_T]:
-        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or worker_arrays.jsonl. Skip damaged lines."""
+        """Read events.jsonl (`Event`), samples.jsonl (`Sample`) or worker_arrays.jsonl (`WorkerArray`).
+
+        Damaged lines are skipped. A missing file has no lines.
+        """
         return read_lines(self.path / FILE_NAMES[kind], kind)
 
     def read_metrics(self) -> dict[tuple[str, int], list[StepMetrics]]:
-        """Return the metrics of the scripts, by task and attempt."""
+        """Return the metrics that scripts have reported, by task and attempt, such as ("worker/0", 1)."""
         found = {}
         for path in (self.path / "metrics").glob("*-*.*.jsonl"):
             task, _, attempt = path.name.removesuffix(".jsonl").rpartition(".")
@@ -165,7 +169,7 @@ class RunDirectory:
         return dict(sorted(found.items()))
 
     def read_last_states(self) -> dict[str, LastState]:
-        """Return the last states that agents wrote after the loss of the launcher, by task."""
+        """Return the last states that agents wrote after the loss of the launcher, by task, such as "worker/0"."""
         states = (read_file(path, LastState) for path in sorted((self.path / "lost").glob("*.json")))
         return {state.task: state for state in states if state is not None}
 
@@ -184,10 +188,11 @@ class RunDirectory:
     def write_result(self, content: ResultFile) -> None:
         """Write result.json.
 
-        On a full disk, write only state, exit code and reason, into the space of the reserved or existing file.
+        If that fails, as on a full disk, write a short version into the space of the reserved or existing file. It has
+        at most 500 characters of the reason, and no tasks, output lines, explanations, warnings or other failures.
 
         Raises:
-            RunDirectoryError: The file is not written, or has only the state, the exit code and the reason.
+            RunDirectoryError: The file is not written, or is the short version.
         """
         path, reserved = self.path / FILE_NAMES[ResultFile], self.path / _RESERVED
         try:
@@ -214,11 +219,11 @@ class RunDirectory:
         _append(self.path / FILE_NAMES[Sample], sample)
 
     def add_worker_arrays(self, *arrays: WorkerArray) -> None:
-        """Append arrays to worker_arrays.jsonl, or create an empty file. The launcher then writes control.json."""
+        """Append arrays to worker_arrays.jsonl, which is created if missing. The launcher then writes control.json."""
         _append(self.path / FILE_NAMES[WorkerArray], *arrays)
 
     def write_metrics(self, task: Task, attempt: int, entries: Sequence[StepMetrics], *, is_appended: bool) -> None:
-        """Append metrics to the file of this attempt, or replace the file atomically."""
+        """Write metrics of a task in an attempt: append them to the file if `is_appended`, else replace the file."""
         path = self.metrics(task, attempt)
         lines = b"".join(to_json(changed_fields(entry)).encode() + b"\n" for entry in entries)
         with _writing(path):
@@ -258,7 +263,7 @@ def _append(path: Path, *lines: Sample | WorkerArray) -> None:
 
 
 def make_parent(path: Path) -> None:
-    """Create the parent of run directories. Other users cannot write to it, whatever the umask."""
+    """Create the parent of run directories. Other users cannot write to it. An existing one is not changed."""
     make_directories(path, 0o755)
 
 
@@ -270,7 +275,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raise a `RunDirectoryError` about this file in place of an `OSError`."""
+    """Replace an `OSError` in the block by a `RunDirectoryError` about this file."""
     try:
         yield
     except OSError as error:
@@ -278,7 +283,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _check_owner(path: Path) -> None:
-    """Refuse a new run directory that the file system shows as another user's, because readers would skip it."""
+    """Remove and refuse a new run directory that the file system shows as another user's: readers would skip it."""
     if not is_owned_by(os.getuid(), path):
         owner = path.stat().st_uid
         path.rmdir()

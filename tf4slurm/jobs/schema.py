@@ -31,12 +31,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Process:
-    """A process, such as the launcher. `start_ticks` distinguishes it from a later process with the same id.
+    """A process, such as the launcher.
 
     Attributes:
         host: Host name.
         id: Process ID.
-        start_ticks: Start of the process in clock ticks since the host's boot; 0 if there was no such process.
+        start_ticks: Start of the process in clock ticks since the host's boot. It distinguishes the process from a
+            later one with the same ID. 0 if there was no such process.
     """
 
     host: str = ""
@@ -61,14 +62,14 @@ class JobFile:
     """The command, options and versions of a job.
 
     Attributes:
-        name: First part of the run directory's name.
+        name: The name of the job. The run directory's name begins with it.
         job_id: Slurm's job id; null for a local job.
         command: The command that each task runs.
         arguments: The command line that started the launcher.
         directory: The launcher's working directory.
         counts: Number of tasks of each role.
         grace_period_seconds: Seconds that the script has to save and stop after a stop request.
-        options: All options of the job, named as the keyword arguments of `tf4slurm.Job`.
+        options: The options of `tf4slurm run`, named as the keyword arguments of `tf4slurm.Job`. Not those for sbatch.
         process: The launcher's process.
         started: Start of the job, as YYYY-MM-DDThh:mm:ss±hhmm.
         versions: Versions of tf4slurm, and of the Python, TensorFlow and Keras ("tf_keras" for Keras 2) that the script
@@ -94,18 +95,18 @@ class JobFile:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """The state of one task. A field whose value is unknown is null.
+    """The state of one task. A field whose value is unknown is null, or 0 if null is not among its types.
 
     Attributes:
         task: Its role and index, such as "worker/0".
         rank: Its rank in the step; joined workers have the ranks after those of the step.
-        has_joined: Whether it has joined the running job.
+        has_joined: Whether it is a joined worker, added to the running job by `tf4slurm grow` or `join`.
         node: Name of its node.
         address: Its host:port in the cluster spec.
         state: "missing" until the task registers, then the last state that its agent reported. "importing" replaces
             "running" until its server answers or its script calls a function of tf4slurm, for at most 60 s.
         starts: Number of starts of its child process in this attempt.
-        returncode: Exit code of the last child process, or minus the signal that killed it.
+        returncode: Exit code of the last child process, or minus the number of the signal that killed it.
         killed_by: What ended the child process or its agent: "liveness_probe", "guard" (the process above the agent was
             killed), "slurmstepd" (Slurm's process above the task was killed) or "stop" (the job or the attempt ended).
             null if the child process ended by itself.
@@ -117,13 +118,13 @@ class TaskStatus:
         step: Last training step that the script reported.
         steps_per_second: Mean steps per second over the last 20 s.
         seconds_since_step: Seconds since the last new step.
-        metrics: Metrics that the script reported with its step. NaN and infinity are null.
+        metrics: Last value of each metric that the script reported. NaN and infinity are null.
         variable_bytes: Bytes of the variables on a ps; null if the chief's script makes its strategy without tf4slurm.
         memory_bytes: Resident memory of the child process and its descendants.
         cpu_seconds: Processor time of the child process and its descendants.
         sent_bytes: Bytes sent from the task's port.
         received_bytes: Bytes received at the task's port.
-        gpu_percent: Share of the time in which the GPUs of the child process were busy; mean over its GPUs.
+        gpu_percent: Percentage of the time in which the GPUs of the child process were busy; mean over its GPUs.
         gpu_memory_bytes: GPU memory of the child process and its descendants.
     """
 
@@ -161,8 +162,9 @@ class StatusFile:
     Attributes:
         time: When the file was written, in seconds since 1970.
         seconds: When the file was written, in seconds since the job's start.
-        phase: Phase of the job: "rendezvous", "checking", "importing" (a script has probably not yet imported
-            TensorFlow), "running", "training" (a task has reported a step), "stopping", "terminating" or "ended".
+        phase: Phase of the job: "rendezvous" (not all tasks have registered), "checking" (whether addresses are
+            reachable), "importing" (a script has probably not yet imported TensorFlow), "running", "training" (a task
+            has reported a step), "stopping" (the scripts save), "terminating" or "ended".
         attempt: Number of this attempt, from 1.
         max_attempts: Maximum number of attempts.
         reason: How the job ended, in words; empty until then.
@@ -171,8 +173,8 @@ class StatusFile:
         shards: Progress of the data shards of each name.
         workers_error: The reason why no worker can join the job; empty if one can, or if that is not yet known.
         workers_left: Number of joined workers that have left.
-        tasks: The tasks by rank. A spare that has replaced a task has the position of that task. Of the joined workers
-            that have left, the list has the last 20.
+        tasks: The tasks by rank, joined workers last. A spare that has replaced a task has the position of that task.
+            Of the joined workers that have left, the list has the last 20.
     """
 
     time: float | None = None
@@ -190,13 +192,13 @@ class StatusFile:
 
     @property
     def stale_seconds(self) -> float:
-        """Age of the file in seconds beyond which the launcher and all agents may have ended."""
+        """Maximum age of the file in seconds. If it is older, the launcher and all agents may have ended."""
         return self.heartbeat_timeout_seconds + LATE_SECONDS
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One line of samples.jsonl. Each list has one entry per task. The entries of joined workers are the last.
+    """One line of samples.jsonl. Each list but `joined` has one entry per task, by rank, joined workers last.
 
     An entry whose value is unknown is null.
 
@@ -204,12 +206,12 @@ class Sample:
         seconds: When the sample was taken, in seconds since the job's start.
         attempt: Number of the attempt.
         joined: Ranks of the joined workers that have an entry.
-        step: Training steps.
+        step: Last training step.
         memory_bytes: Resident memory.
-        cpu_seconds: Processor time.
+        cpu_seconds: Processor time since the start of the child process.
         sent_bytes: Bytes sent from the tasks' ports.
         received_bytes: Bytes received at the tasks' ports.
-        gpu_percent: Share of the time in which the tasks' GPUs were busy; empty if no task uses GPUs.
+        gpu_percent: Percentage of the time in which the tasks' GPUs were busy; empty if no task uses GPUs.
         gpu_memory_bytes: GPU memory; empty if no task uses GPUs.
     """
 
@@ -232,7 +234,7 @@ class Event:
     Attributes:
         time: When it happened, in seconds since 1970.
         seconds: When it happened, in seconds since the job's start.
-        kind: The kind of change; see the table below.
+        kind: The kind of change. All kinds are in `control.records.EVENT_KINDS`, the table below.
         task: The task, such as "worker/0"; null for the job.
         text: The change in words.
         returncode: For an exit: the exit code, or minus the number of the signal that killed the process.
@@ -252,7 +254,7 @@ class Event:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """How the job ended. On a full disk the launcher writes only the state, the exit code and the reason.
+    """How the job ended. On a full disk `tail`, `meaning`, `collateral`, `warnings` and `tasks` are empty.
 
     Attributes:
         state: "COMPLETED", "FAILED", "STOPPED" (a person, a time limit or preemption requested the end) or "REQUEUED"
@@ -261,9 +263,9 @@ class ResultFile:
         reason: How the job ended, in words.
         cause: The task that failed first; null if no single task did.
         tail: The last lines that the task `cause` printed.
-        meaning: Explanations of known errors in the lines of `tail`.
+        meaning: Explanations of known errors in `tail` and `reason`.
         log: Path of the log of the task `cause`.
-        collateral: Failures that followed from the cause, in words.
+        collateral: Failures of other tasks, in words. Most are consequences of the cause.
         seconds: Duration of the job.
         attempts: Number of attempts that the job made.
         furthest_step: The furthest training step that a task reported, in all attempts; null for none.
@@ -294,7 +296,7 @@ class ResultFile:
 
 @dataclass(frozen=True)
 class WorkerArray:
-    """One line of worker_arrays.jsonl: a job array that `tf4slurm grow` has submitted, with one element per worker.
+    """One line of worker_arrays.jsonl: a Slurm job array that `tf4slurm grow` has submitted, one element per worker.
 
     Attributes:
         job_id: Slurm's id of the array.
@@ -313,7 +315,7 @@ class LastState:
         attempt: Number of the attempt.
         starts: Number of starts of the child process in this attempt.
         state: The task's state; "ended" if the agent terminated the child process.
-        returncode: Exit code of the child process, or minus the signal that killed it.
+        returncode: Exit code of the child process, or minus the number of the signal that killed it.
     """
 
     task: str = "?"
@@ -338,12 +340,14 @@ FILE_NAMES: dict[type[Any], str] = {
 
 
 def to_versioned_json(value: Any, indent: int | None = None) -> str:
-    """Return the JSON text of a file, with the schema version."""
+    """Return the text of a JSON file with the fields of `value` and the schema version."""
     return to_json({_VERSION_KEY: SCHEMA_VERSION, **vars(value)}, indent) + "\n"
 
 
 def read_file(path: Path, kind: type[_T], read: Callable[[Path], bytes] = Path.read_bytes) -> _T | None:
-    """Read a JSON file with `read`. Return None if it is missing, unreadable or not a JSON object.
+    """Read a JSON file as a value of class `kind`. Return None if it is missing, unreadable or not a JSON object.
+
+    `read` returns the content of a path. Its errors are raised, except OSError and ValueError.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the file.

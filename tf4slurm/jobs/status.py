@@ -35,7 +35,7 @@ class JobStatus:
 
     Attributes:
         job_id: Slurm's job id; None for a local job.
-        name: First part of the names of its run directories.
+        name: Name of its run directory; the later ones of a requeued job are NAME-2, NAME-3 and so on.
         state: Until the job ends, a state of Slurm such as "PENDING" or "RUNNING". Then "COMPLETED", "FAILED",
             "STOPPED", "REQUEUED" or "LOST" (the launcher ended without a result). "UNKNOWN" if neither is known.
         started: When the job was submitted or started, in seconds since 1970.
@@ -52,13 +52,13 @@ class JobStatus:
         written_seconds: Age of status.json in seconds.
         run_directory: Path of its latest run directory.
         problems: Possible problems of the job, in sentences.
-        shards: Progress of its data shards, by name.
+        shards: Progress of its data shards, one entry for each name.
         workers_left: Number of joined workers that have left.
         warnings: Why this information may be wrong or incomplete, in sentences.
         tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
             "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
-            "exited N" (exit code N), "ended" (terminated by its agent after the loss of the launcher), "lost" or
-            "terminated".
+            "exited N" (exit code N), "killed by signal N", "ended" (terminated by its agent after the loss of the
+            launcher), "lost" or "terminated".
     """
 
     job_id: str | None
@@ -89,10 +89,10 @@ class JobStatus:
 
 
 class JobFiles:
-    """The JSON files of a run directory. Each is read once, when first needed. A missing file has default values.
+    """The JSON files of a run directory. Each is read once, when first needed. If missing, it has default values.
 
     Raises:
-        SchemaVersionError: A newer version of tf4slurm wrote a file.
+        SchemaVersionError: An attribute needs a file that a newer version of tf4slurm wrote.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -175,12 +175,13 @@ class JobFiles:
 
 
 class StatusReader:
-    """Reads the state of jobs repeatedly. Every call reads their files. Slurm's queue is queried less often."""
+    """Reads the state of jobs repeatedly. Each call of `read` reads their files, but may reuse Slurm's last answer."""
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
-        """Query Slurm at most every `ask_seconds` (default 10).
+        """Query Slurm at most once per `ask_seconds` (default 10).
 
-        Files of a newer tf4slurm are an error. With `refuse_newer=False`, their job has the state UNKNOWN instead.
+        If a newer tf4slurm wrote a job's files, `read` raises SchemaVersionError. With `refuse_newer=False`, the job
+        has the state UNKNOWN instead.
         """
         self._jobs = jobs
         self._refuse_newer = refuse_newer
@@ -221,7 +222,7 @@ class StatusReader:
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
     """Return the state of a job from its files and its entry in Slurm's queue.
 
-    `entry` is None if the queue has none or Slurm did not answer. `warnings` are sentences about missing answers.
+    `entry` is None if the queue has none. If Slurm did not answer, `warnings` says so. It must be empty otherwise.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
@@ -264,7 +265,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
 
 
 def describe_variables(tasks: Sequence[TaskStatus]) -> str:
-    """Return the bytes of the variables on each ps as text, the largest first, or "" if they are unknown."""
+    """Return the bytes of the variables on each ps as text, the 8 largest first, or "" if they are unknown."""
     known = [(task.variable_bytes, task.task) for task in tasks if task.variable_bytes is not None]
     known.sort(key=lambda each: -each[0])
     return format_list([f"{name} {format_bytes(num_bytes)}" for num_bytes, name in known], _MOST_PS)
@@ -273,7 +274,7 @@ def describe_variables(tasks: Sequence[TaskStatus]) -> str:
 def _find_state(
     job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str]
 ) -> tuple[str, int | None, str]:
-    """Return the job's state, exit code (None until it has ended) and reason. New warnings go to `warnings`."""
+    """Return the job's state, exit code (None until it has ended) and reason. Append new warnings to `warnings`."""
     result, file, age = files.result, files.status, files.status_age_seconds
     earlier = f"The last attempt was {result.state}: {result.reason}" if result is not None else ""
     if entry is not None and entry.is_pending:

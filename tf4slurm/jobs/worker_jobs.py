@@ -18,7 +18,10 @@ _END_SECONDS = 5.0  # how long running Slurm jobs may take to end by themselves
 
 
 def find_worker_jobs(job: KnownJob) -> list[QueueEntry]:
-    """Return the Slurm jobs that `tf4slurm grow` has submitted for all runs of a job, and that have not ended."""
+    """Return the Slurm jobs that `tf4slurm grow` has submitted for a job, without those that have ended or are ending.
+
+    Those of all runs of a requeued job count. There is one for each worker, an element of a job array.
+    """
     job_ids = [array.job_id for run in job.run_directories for array in run.read_lines(WorkerArray) if array.job_id]
     if not job_ids:
         return []
@@ -29,7 +32,8 @@ def find_worker_jobs(job: KnownJob) -> list[QueueEntry]:
 def end_worker_jobs(job: KnownJob) -> None:
     """Cancel the Slurm jobs that would add workers to an ended job. Log a warning if that fails.
 
-    Running ones may end by themselves within 5 s. One that does not may be on a lost host, so Slurm would requeue it.
+    Pending jobs are cancelled at once. Running ones have 5 s to end by themselves, and are then cancelled: a job on a
+    lost host does not end, and Slurm would requeue it.
     """
     deadline = time.monotonic() + _END_SECONDS
     try:

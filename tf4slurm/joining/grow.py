@@ -41,7 +41,7 @@ def make_worker_spec(
     environ: Mapping[str, str],
     site: str | None,
 ) -> BatchSpec:
-    """Return the job array whose elements join a job. See `api.grow`."""
+    """Return the Slurm job array whose elements join the job with this run directory. See `api.grow`."""
     _check_workers(workers)
     options = _fill_in(options, environ, site)
     file = check_joinable(job, directory, "grow")
@@ -79,7 +79,7 @@ def _fill_in(options: Mapping[str, Any], environ: Mapping[str, str], site: str |
 
 
 def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> str:
-    """Submit the job array of `make_worker_spec`. Return its id."""
+    """Submit the job array of `make_worker_spec`. Return its id. See `api.grow`."""
     directory = latest_run(job)
     spec = make_worker_spec(job, directory, workers, options, environ, site)
     text = make_script(spec)
@@ -103,7 +103,7 @@ def _check_running(job: KnownJob) -> None:
 
 
 def shrink(job: KnownJob, workers: int) -> tuple[str, ...]:
-    """Cancel `workers` of the Slurm jobs that `grow` has submitted. See `api.shrink`."""
+    """Cancel the Slurm jobs of `workers` workers that `grow` has added. Return the ids. See `api.shrink`."""
     _check_workers(workers)
     entries = find_worker_jobs(job)
     if workers > len(entries):

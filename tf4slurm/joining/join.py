@@ -1,4 +1,4 @@
-"""Join a running job as one more worker."""
+"""Join a running job as one more worker: the command `tf4slurm join`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ _POLL_SECONDS = 0.2
 
 
 def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
-    """Run a worker of a running job until the job ends or this process receives SIGTERM. Return its exit code.
+    """Run one more worker of a running job, until training is over or this process receives a stop signal.
 
-    The worker runs the job's command in the job's directory. The exit code is 0 if the worker took part until the job
-    no longer needed it.
+    The worker runs the job's command in the job's directory.
+
+    Returns:
+        The exit code: 0 if the job no longer needs the worker, or if a stop signal ends a worker that has registered.
 
     Raises:
-        JobStateError: The job has ended, accepts no more workers, or is a local job on another host.
+        JobStateError: The job has ended, cannot use more workers, or runs another version of tf4slurm. Or this host
+            cannot reach the job, its directory or its control.json.
         RunDirectoryError: The job has no run directory here, or it cannot be read or written.
         UntrustedFileError: Another user could have written the job's files.
     """
@@ -81,7 +84,7 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
 
 
 async def _run(agent: Agent, client: ControlClient) -> int:
-    """Run the agent to its end. Before the agent has registered, a stop signal ends this process."""
+    """Run the agent to its end. Return its exit code, or 128 + N if signal N stops it before it has registered."""
     running = asyncio.create_task(agent.run())
     while not running.done():
         await asyncio.wait({running}, timeout=_POLL_SECONDS)
@@ -104,7 +107,7 @@ def _has_own_network(launcher: Process | None) -> bool:
 
 
 def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
-    """Wait until the launcher has written control.json. Return False at the timeout, or if the job has ended."""
+    """Wait for the launcher to write control.json. Return False at the timeout, or if the job has ended."""
     deadline = time.monotonic() + timeout_seconds
     while ControlEndpoint.from_file(directory.control) is None:
         if time.monotonic() >= deadline or directory.read(ResultFile) is not None:
@@ -114,7 +117,7 @@ def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
 
 
 def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile:
-    """Return job.json of a run that can use another worker of this tf4slurm. `verb` is for the error message.
+    """Check that a worker of this tf4slurm can join a run. Return its job.json. `verb` is for the error message.
 
     Raises:
         JobStateError: The run has ended, runs another version of tf4slurm, or cannot use more workers.
@@ -147,7 +150,7 @@ def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile
 
 
 def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
-    """Return the state of a run that has ended, or "" for a running one. Query Slurm only if status.json is old."""
+    """Return the final state of a run, or "" if it has not ended. Query Slurm only if status.json is old."""
     launcher = file.process
     is_lost = launcher is not None and launcher.host == os.uname().nodename and not launcher.is_alive()
     result = files.run.read(ResultFile)  # after `is_lost`: the launcher may end in between

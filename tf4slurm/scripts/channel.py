@@ -31,14 +31,14 @@ _WAKE_SECONDS = 1.0
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 MAX_METRICS = 100
-"""The most metrics that a task reports."""
+"""Maximum number of metrics of a task."""
 
 _channel: ScriptChannel | None = None
 _channel_process = 0
 
 
 def find_script_channel() -> ScriptChannel | None:
-    """Return this process's channel to its agent, or None without an agent. A forked process gets its own channel."""
+    """Return this process's channel to its agent, or None without one. A forked process gets a channel of its own."""
     global _channel, _channel_process
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
@@ -58,22 +58,22 @@ def _is_started_by_multiprocessing() -> bool:
 
 
 def to_socket_address(name: str) -> str:
-    """Return the address of the socket that SCRIPT_CHANNEL_VARIABLE names."""
+    """Return the address of the Unix socket `name`, the value of SCRIPT_CHANNEL_VARIABLE."""
     return f"\0{name[1:]}" if name.startswith("@") else name
 
 
 class CompletionSignal:
-    """Reports once that this process is done or has failed. A failure that follows "done" is reported, too."""
+    """Sends once that this process is done or has failed. A failure that follows "done" is sent, too."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
-        """Store the function `send(has_failed)`, which sends the signal."""
+        """`send(has_failed)` is the function that sends the signal."""
         self._send = send
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._sent: bool | None = None
 
     def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it has been sent. A fork does not send the signal of its parent process."""
+        """Send the signal, unless it was sent before. A failure is sent also after "done". In a fork, do nothing."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -84,7 +84,7 @@ class CompletionSignal:
             self._send(failed)
 
     def send_at_exit(self) -> None:
-        """Send the signal when the interpreter exits."""
+        """Send the signal when the interpreter exits, with a failure after an uncaught exception."""
 
         def send() -> None:
             # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
@@ -94,10 +94,10 @@ class CompletionSignal:
 
 
 class ScriptChannel:
-    """A process's connection to the agent, with the last `state` sent and the last `desired` state received."""
+    """A process's connection to its agent, with the last `state` sent and the last `desired` state received."""
 
     def __init__(self, name: str, *, is_helper: bool = False) -> None:
-        """Connect to the agent. Raise OSError if that fails."""
+        """Connect to the agent's socket, the value of SCRIPT_CHANNEL_VARIABLE. Raise OSError if that fails."""
         self.desired = DesiredState()
         self.state = ScriptState(is_helper=is_helper)
         self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
@@ -117,9 +117,9 @@ class ScriptChannel:
         threading.Thread(target=self._receive, name="tf4slurm-script-channel", daemon=True).start()
 
     def send(self, **changes: object) -> None:
-        """Change fields of `state`. Send the reports that were not sent yet, and then `state`.
+        """Change fields of `state`. Send the metrics that wait to be sent, and then `state`.
 
-        In a fork this does nothing, because the state is that of the parent process.
+        In a fork, do nothing, because the state is that of the parent process.
         """
         if os.getpid() != self._process:
             return
@@ -138,7 +138,7 @@ class ScriptChannel:
                 self.is_open = False  # the receiving thread wakes the waiting threads
 
     def report(self, step: int | None, metrics: Mapping[str, float]) -> None:
-        """Send a report and the state after it. Reports of the same 0.2 s are sent together."""
+        """Send the step and metrics of one call of `tf4slurm.report()`. Calls within 0.2 s are sent together."""
         with self._changed:
             self._reports.append(StepMetrics(step, round(time.time(), 3), metrics=metrics))
             if self._delayed is not None:
@@ -152,7 +152,9 @@ class ScriptChannel:
             self.send()
 
     def send_shards(self, token: str, request: ShardRequest | None) -> None:
-        """Replace the request for shards that has this token. None removes the request.
+        """Send a `DataShards` object's request for shards, in place of its last one. None removes its request.
+
+        `token` identifies the object.
 
         Raises:
             DataShardsError: The message is too long. Nothing was sent.
@@ -169,12 +171,12 @@ class ScriptChannel:
             self.send(shards=shards)
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait until the condition on `desired` is true. Return whether it became true before the timeout.
+        """Wait until `condition()`, which reads `desired`, is true. Return False if the timeout expires before.
 
-        Time in which this process or its job was suspended does not count.
+        Time in which this process was suspended does not count. None as timeout waits without a limit.
 
         Raises:
-            RendezvousConnectionError: The agent has exited, or `lose` was called.
+            RendezvousConnectionError: The condition is not true and the agent has exited, or `lose` was called.
         """
         clock = JobClock(2 * _WAKE_SECONDS)
         clock.start()
@@ -191,7 +193,7 @@ class ScriptChannel:
             return True
 
     def lose(self, why: str) -> None:
-        """Count the agent as lost, and end all waits with an error. `why` is the reason, as a sentence."""
+        """Count the agent as lost: `wait_until` raises an error with the sentence `why`, also in other threads."""
         with self._changed:
             self.is_open, self._loss = False, why
             self._changed.notify_all()
@@ -203,7 +205,10 @@ class ScriptChannel:
         self._save_if_stopping()
 
     def enable_stop_requests(self) -> None:
-        """Report that this script checks for stop requests, and forward its stop signals to the agent."""
+        """Send the agent that this script checks for stop requests. After the first call, do nothing.
+
+        If the first call is in the main thread, also forward stop signals that end the process by default to the agent.
+        """
         if self.state.handles_stop:
             return
         self.send(handles_stop=True)
@@ -254,7 +259,7 @@ class ScriptChannel:
 
 
 def _state_after(reports: Sequence[StepMetrics], before: ScriptState) -> dict[str, object]:
-    """Return the fields of the script's state that these reports change."""
+    """Return the fields of the state `before` that these metrics change, with their new values."""
     if not reports:
         return {}
     latest = merge_metrics(reports)
@@ -264,7 +269,10 @@ def _state_after(reports: Sequence[StepMetrics], before: ScriptState) -> dict[st
 
 
 def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) -> None:
-    """Forward these signals to the agent, from a thread: a signal handler may interrupt a send of the main thread."""
+    """Handle these signals by sending them to the agent, from a thread.
+
+    The signal handler itself cannot send, because it may interrupt the main thread in a send.
+    """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
 
@@ -283,7 +291,10 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
 
 
 def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
-    """Let a signal end a forked process, not the job. During the fork, signals are blocked, so none is forwarded."""
+    """Let each of these signals end a forked process again, instead of stopping the job.
+
+    The signals are blocked during the fork, so that the new process handles none of them with `handle`.
+    """
     held = threading.local()
 
     def block() -> None:

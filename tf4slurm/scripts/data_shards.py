@@ -62,11 +62,14 @@ def data_shards(
     them are finished, the loop reports them done and leases the next ones. A fast process gets more shards than a slow
     one.
 
-    The shards of a lost process go to other processes, so each row is seen at least once. A row is seen again only if
-    its shard was leased to the lost process. That includes finished shards that the loop had not yet reported.
+    The shards of a lost process go to other processes, so each row is seen at least once per epoch. A row is seen again
+    if its shard was leased to a lost process, also if that process had finished it, but not yet reported it done. It is
+    seen again, too, if an error or `break` left the loop with its shard. Each attempt of the job begins with the first
+    shard, or at `position`.
 
     Iteration ends when all shards of all processes are done, or when the job was asked to stop. A process that has no
-    shard left waits, because a shard leased elsewhere may come back. Without an agent this process gets all shards.
+    shard left waits, because a shard leased elsewhere may come back. Without an agent this process gets all shards. The
+    loop raises the errors of `DataShards.take`.
 
     All processes give the same data, in any order of files. Shards are leased in order, epoch after epoch. The first
     shards of an epoch may be leased before the last ones of the previous epoch are done.
@@ -75,11 +78,12 @@ def data_shards(
         data: Paths of files, a number of rows, or a range of rows.
         epochs: Number of passes through the data.
         shard_size: Files or rows of a shard (default: 1 file; required for rows).
-        name: Name of these shards in the job, at most 100 characters. Other data need another name.
+        name: Name of these shards in the job, at most 100 characters. Other data need another name. A process uses a
+            name once.
         position: The result of `DataShards.position`, from which to continue.
 
     Raises:
-        ValueError, TypeError: An argument is invalid. Nothing was done.
+        ValueError, TypeError: An argument is invalid.
     """
     epochs = _check("epochs", epochs)
     items: range | list[str]
@@ -114,7 +118,10 @@ class _SavedPosition:
 
 
 class DataShards(Iterator[Shard]):
-    """The shards of this process, for use by one thread. A forked process leases its own shards. See `data_shards`."""
+    """The shards that the job leases to this process. Only one thread may use them. See `data_shards`.
+
+    A forked process leases shards of its own.
+    """
 
     def __init__(
         self, items: range | list[str], epochs: int, shard_size: int, name: str, position: Mapping[str, Any] | None
@@ -137,7 +144,7 @@ class DataShards(Iterator[Shard]):
             self.restore(position)
 
     def __iter__(self) -> DataShards:
-        """Begin a `for` loop. It repeats the shards that an earlier loop left in hand by an error or `break`."""
+        """Begin a `for` loop. It repeats the shards in hand, which an error or `break` in an earlier loop has left."""
         self._begin()
         self._again = set(self._in_hand)
         return self
@@ -168,12 +175,13 @@ class DataShards(Iterator[Shard]):
 
         Args:
             capacity: The number of shards that this process wants in hand, at most 1,000. The launcher leases them
-                ahead, so that later calls return at once.
+                ahead, so that later calls return at once. With 0 it takes back all shards of this process.
             wait: Wait for a shard (default). With False, return None if the launcher has not leased one yet. Do not
                 wait with a shard in hand: if it is the last one, the wait never ends.
 
         Raises:
-            DataShardsError: Another task has other data, or the position belongs to other data.
+            DataShardsError: The launcher refuses the request, for example because another task has other data, or the
+                request is too long.
             RendezvousConnectionError: The agent has exited.
         """
         self._exchange(capacity=capacity)
@@ -204,10 +212,10 @@ class DataShards(Iterator[Shard]):
         return self._channel is not None and bool(self._channel.desired.stop_reason)
 
     def done(self, *shards: Shard) -> None:
-        """Report these shards done. Without arguments, report all shards in hand.
+        """Mark these shards as done. Without arguments, mark all shards in hand.
 
-        The next `take` or `position` sends the report. A `for` loop reports its shards itself, when it leases the next
-        ones. Call this function before a save within the loop. Call it also before a `break`, if the shard in hand is
+        The next `take` or `position` tells the launcher. A `for` loop does both itself when it needs the next shards.
+        Within the loop, call this function before a save. Call it also before a `break`, if the shard in hand is
         trained. Otherwise the shard is repeated.
         """
         self._finish({shard.number for shard in shards} if shards else self._in_hand)
@@ -220,15 +228,16 @@ class DataShards(Iterator[Shard]):
         self._finished += len(numbers)
 
     def position(self) -> dict[str, Any]:
-        """Return the position of all processes as JSON values, for `restore`.
+        """Return which shards of all processes are done, as JSON values for `restore`.
 
         Two kinds of shard are repeated after a restore: those in hand, and finished ones that other processes have not
         yet reported (at most 8 in each process with a `for` loop).
 
-        Read the position before the variables are saved, so that each shard that counts as done is in the variables.
+        Call this function before the variables are saved, so that each shard that counts as done is in the variables.
 
         Raises:
-            DataShardsError, RendezvousConnectionError: As for `take`, or the launcher did not answer in time.
+            DataShardsError: As for `take`, or the launcher did not answer within 60 s.
+            RendezvousConnectionError: The agent has exited.
         """
         number = self._request.position_request + 1
         self._exchange(position_request=number)
@@ -242,11 +251,11 @@ class DataShards(Iterator[Shard]):
         """Continue from the result of `position`. Call this before the first shard is taken.
 
         If several processes take shards, all of them call this function. Or one of them calls it and takes a shard,
-        while the others wait at a barrier. In each attempt of the job, the launcher uses the first position that it
-        receives. It ignores the position of a process that starts later or again, because its own is newer.
+        while the others wait at a barrier. In each attempt of the job, the launcher uses the position in the first
+        request for these shards. It ignores the positions in later requests, because it knows a newer one.
 
         Raises:
-            ValueError: This is no position, or it belongs to other data, or shards were taken already.
+            ValueError: This is no position, it belongs to other data or is too long, or shards were taken already.
         """
         if self._sent is not None:
             raise ValueError("A position can be restored only before the first shard is taken.")
@@ -280,7 +289,7 @@ class DataShards(Iterator[Shard]):
         return min(max(round(self._finished * _LEASE_SECONDS / seconds), 1), _MAX_LEASED)
 
     def _exchange(self, **changes: Any) -> None:
-        """Send the request if it has changed, and read the launcher's latest answer."""
+        """Change fields of the request, send it if it differs from the last one, and read the launcher's answer."""
         self._begin()
         done = tuple(sorted(self._done))
         self._request = dataclasses.replace(self._request, done=done, **changes)
@@ -306,7 +315,7 @@ class DataShards(Iterator[Shard]):
         self._process = os.getpid()  # last: after a Ctrl-C the next call begins again
 
     def _read(self) -> None:
-        """Read the launcher's latest answer, which may be older than the last request."""
+        """Read the launcher's latest answer, which may be older than the last request. Raise the error that it has."""
         if self._channel is not None:
             grants = self._channel.desired.shards
         else:

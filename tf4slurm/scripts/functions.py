@@ -1,4 +1,7 @@
-"""Functions that a running script may call. Without an agent, `report`, `should_stop` and `on_stop` have no effect."""
+"""Functions that a running script may call.
+
+Without an agent, `report` only checks its arguments, `on_stop` does nothing, and `should_stop` returns False.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,14 @@ _T = TypeVar("_T")
 
 
 def report(*, step: int | None = None, **metrics: float) -> None:
-    """Report the training step, and metrics such as loss=0.2, to the job. A call takes about 10 µs.
+    """Send the training step, and metrics such as loss=0.2, to the job. A call takes about 10 µs.
 
-    The run directory and the job's report contain every value. Of many thousand values, they contain the last, lowest
-    and highest of each group of neighbours. The job keeps at most 100 metrics per task, with names of at most 100
-    characters. Other metrics, and values that are not numbers, are dropped with one RuntimeWarning, even without an
-    agent. This function never raises an exception. With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts
-    another attempt if no task reports a new step in time.
+    The run directory and the job's report contain every value, up to a limit for each task: 20,000 numbers divided by
+    the number of tasks, but at least 100. Beyond it, neighbouring calls are merged, and the last, lowest and highest
+    values are kept. The job keeps at most 100 metrics per task, with names of at most 100 characters. Other metrics,
+    and values that are not numbers, are dropped with a RuntimeWarning, once for each name. This function never raises
+    an exception. With `tf4slurm run --stall-timeout SECONDS`, the job fails or starts another attempt if no task
+    reports a new step in time.
     """
     found, numbers, complaints = _check_report(step, metrics)
     for subject, text in complaints.items():
@@ -48,10 +52,11 @@ def report(*, step: int | None = None, **metrics: float) -> None:
 def should_stop() -> bool:
     """Return whether the job was asked to stop. If so, save and exit. Call this function at every step.
 
-    The script has the grace period of the job to save (`tf4slurm run --grace-period`). After the first call in the main
-    thread, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 stop the job, and no longer terminate this process. That excludes
-    signals that the process handles or ignores; a ps, and a worker under a chief, ignore them. The signals still
-    terminate a forked process, such as one of multiprocessing, unless that process calls this function too.
+    The script has the grace period of the job to save (`tf4slurm run --grace-period`). If the first call of this
+    function or `on_stop` is in the main thread, then SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 stop the job, and no longer
+    terminate this process. That excludes signals that the process handles or ignores. Under `tf4slurm run`, a ps, and a
+    worker of a job with a chief, ignore all of them. The signals still terminate a forked process, such as one of
+    multiprocessing, unless that process calls this function too.
     """
     channel = find_script_channel()
     if channel is None:
@@ -63,10 +68,9 @@ def should_stop() -> bool:
 def on_stop(save: Callable[[], object]) -> None:
     """Call `save()` in a new thread when the job is asked to stop, or at once if the request was earlier.
 
-    The job ends when the callbacks of all tasks that it waits for have returned, so `save` must do more than set a
-    flag. A task with several processes has saved when each process that calls `should_stop` or `on_stop` has saved or
-    ended.
-    Signals are handled as after `should_stop`.
+    The job may end as soon as the callbacks of all tasks that it waits for have returned. So `save` must return only
+    after it has saved. An exception in `save` is printed. A task with several processes has saved when each process
+    that calls `should_stop` or `on_stop` has saved or ended. Signals are handled as after `should_stop`.
     """
     channel = find_script_channel()
     if channel is not None:
@@ -75,19 +79,21 @@ def on_stop(save: Callable[[], object]) -> None:
 
 
 def barrier(name: str, *, timeout_seconds: float = 300.0, roles: Sequence[str] = ()) -> None:
-    """Wait until all tasks of these roles, by default all tasks of the job, have reached this barrier.
+    """Wait until all tasks of these roles, by default all tasks that run a script, have reached this barrier.
 
-    A process waits at one barrier at a time. If several processes of a script wait, the task arrives at their barriers
-    one after another, in the order of the calls. A name may be used again after all tasks have passed.
+    Joined workers are not waited for. A process waits at one barrier at a time. If several processes of a script wait,
+    the task arrives at their barriers one after another, in the order of the calls. A name may be used again after all
+    tasks have passed.
 
     Args:
         name: Name of the barrier. This name and those of the roles have at most 1,000 characters together.
-        timeout_seconds: Timeout in seconds for the other tasks (default 300).
+        timeout_seconds: Seconds after this call at which the barrier breaks for all tasks that wait (default 300).
         roles: Roles of the waiting tasks, such as ("worker",).
 
     Raises:
         ValueError: The names are too long.
-        BarrierError: A task, named in the message, did not arrive in time or has ended.
+        BarrierError: A task, named in the message, did not arrive in time or has ended. Or this task has none of the
+            roles, or the launcher did not answer.
         RendezvousConnectionError: This process has no agent, or the agent has exited.
     """
     channel = find_script_channel()
@@ -136,7 +142,7 @@ def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) ->
 
     Raises:
         ValueError: A file is named twice, `index` is out of range, or there are fewer files than workers.
-        TypeError: `index` is a symbolic tensor.
+        TypeError: `index` is not an integer. Under a ClusterCoordinator it is a symbolic tensor.
     """
     names = sort_files(files, count)
     try:
@@ -152,7 +158,7 @@ def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) ->
 
 
 def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]:
-    """Return the files sorted by name, for `count` workers.
+    """Return the files sorted by name, if they are enough for `count` workers.
 
     Raises:
         ValueError: A file is named twice, or there are fewer files than workers.
@@ -170,7 +176,7 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 
 
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, dict[str, float], dict[str, str]]:
-    """Return the step, the metrics, and the text of a warning for each value that is dropped."""
+    """Return the step, the metrics, and by name the text of a warning for each value that is dropped."""
     complaints: dict[str, str] = {}
     short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:MAX_METRICS]
     if len(short) < len(metrics):
@@ -184,7 +190,7 @@ def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, di
 
 
 def _convert(name: str, value: Any, convert: Callable[[Any], _T], complaints: dict[str, str]) -> _T | None:
-    """Return the number. If there is none, add a complaint and return None, so that no error ends the training."""
+    """Return `convert(value)`. If it fails, add the text of a warning to `complaints`, and return None."""
     try:
         return convert(value)
     except Exception:

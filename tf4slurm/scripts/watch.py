@@ -1,8 +1,11 @@
-"""Under plain srun: a thread of each script that watches the sidecar, and ends a script that would wait for ever.
+"""Under plain srun: a thread in each script's process that ends the process if it would wait for ever.
 
-A ps, or a worker that serves a chief, waits in `server.join()`, which never returns. A session without `device_filters`
-and a new ParameterServerStrategy wait for each server, also for that of a task that has failed. A ClusterCoordinator
-waits until a worker is back, and a MonitoredTrainingSession until the chief has initialized the variables.
+These waits have no end. A ps, or a worker that serves a chief, waits in `server.join()`, which never returns. A session
+without `device_filters` and a new ParameterServerStrategy wait for each server, also for that of a task that has
+failed. A ClusterCoordinator waits until a worker is back, and a MonitoredTrainingSession until the chief has
+initialized the variables.
+
+The thread also notices a sidecar that a signal has stopped, and ends the script's waits at the script channel.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _CONNECT, _COORDINATOR = "parameter_server_strategy_v2._connect_to_cluster", "cl
 _IGNORE = 1  # SIG_IGN of signal.h
 
 STOPPED_SECONDS = 10.0
-"""Seconds for which a sidecar may be stopped by a signal: the heartbeat timeout of sidecars."""
+"""Seconds for which a signal may stop a sidecar before it counts as lost: the heartbeat timeout of sidecars."""
 
 _watches: list[ScriptWatch] = []
 
@@ -41,29 +44,36 @@ _watches: list[ScriptWatch] = []
 def watch_sidecar(
     channel: ScriptChannel, sidecar_id: int, task: Task, tasks: Iterable[Task], exit_seconds: float | None
 ) -> None:
-    """Start the thread in the process of `task`. `exit_seconds`: see `ps_exit_seconds` of `get_server_dictionary`."""
+    """Start the thread in this process, the script of `task`.
+
+    Args:
+        sidecar_id: Process ID of the sidecar.
+        tasks: All tasks of the cluster.
+        exit_seconds: See `ps_exit_seconds` of `get_server_dictionary`.
+    """
     _watches[:] = [ScriptWatch(channel, sidecar_id, task, tasks, exit_seconds)]
     threading.Thread(target=_watches[0].run, name="tf4slurm-script-watch", daemon=True).start()
 
 
 def call_after_training(function: Callable[[], object]) -> None:
-    """Call a function in the thread when no task needs the ps any more. Without a sidecar, do nothing."""
+    """Call a function in the watching thread when no task needs the ps any more. Without a sidecar, do nothing."""
     for watch in _watches:
         watch.functions.append(function)
 
 
 def keep_running() -> None:
-    """Do not end this process: the script knows by itself that training is over."""
+    """Do not end this process after the end of training, because its script then exits by itself."""
     for watch in _watches:
         watch.exit_seconds = None
 
 
 class ScriptWatch:
-    """Watches the sidecar of this process.
+    """Watches the sidecar and the main thread of this process. See this module's docstring.
 
     Attributes:
-        exit_seconds: Seconds from the end of training until this process ends; None if it is not to be ended.
-        functions: Called when training is over.
+        exit_seconds: Seconds from the end of training until this process is ended; None if it is not to be ended then.
+            See `ps_exit_seconds` of `get_server_dictionary`.
+        functions: Functions that are called when no task needs the ps any more.
     """
 
     def __init__(
@@ -86,7 +96,7 @@ class ScriptWatch:
         self._since: dict[str, float] = {}  # the times from which on a condition has been true
 
     def run(self) -> None:
-        """Watch until the sidecar is lost or this process ends."""
+        """Watch every second, until the sidecar is lost or this process ends."""
         self._clock.start()
         with contextlib.suppress(RendezvousConnectionError):
             while True:
@@ -118,7 +128,7 @@ class ScriptWatch:
             _exit(1, f"{self._task} ends: its ClusterCoordinator waits for a worker, but all have failed")
 
     def _has_lasted(self, what: str, is_true: bool, seconds: float, now: float) -> bool:
-        """Return whether the condition `what` has been true for `seconds`."""
+        """Return whether the condition named `what` has been true for `seconds`. `is_true` is its value now."""
         if not is_true:
             self._since.pop(what, None)
             return False
@@ -134,7 +144,7 @@ class ScriptWatch:
 
 
 def _main_thread_calls() -> list[str]:
-    """Return the calls in which the main thread is, the innermost first, such as "server_lib.join"."""
+    """Return the functions on the main thread's stack, the innermost first, such as "server_lib.join"."""
     calls, frame = [], sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         calls.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")

@@ -28,7 +28,7 @@ MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def own_program() -> tuple[str, ...]:
-    """Return the command that runs this tf4slurm: an absolute path, or a module of this Python."""
+    """Return the command that runs this tf4slurm: the program beside this Python, else `python -m tf4slurm`."""
     program = shutil.which("tf4slurm", path=str(Path(sys.executable).parent))
     return (program,) if program else (sys.executable, "-m", "tf4slurm")
 
@@ -51,13 +51,13 @@ def _parse_time(text: str) -> str:
 
 
 def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
-    """Return a field for the option of sbatch with the same name."""
+    """Return a field for the option of sbatch that has the field's name."""
     return option("", help, flags=flags, sbatch=True, **{"group": "Slurm", **declaration})
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSpec(JobSpec):
-    """A job for sbatch. `directory`, `program`, `made_by` and `array_lines` are not options.
+    """A job for sbatch. The attributes below are no options of the command line or of settings files.
 
     Attributes:
         directory: Working directory of the job, such as its snapshot; None for the directory of the submission.
@@ -67,7 +67,7 @@ class BatchSpec(JobSpec):
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
-        PlacementError: The roles need more or fewer tasks than the job requests from Slurm.
+        PlacementError: The roles need more or fewer tasks than the job requests from Slurm, or contradict `placement`.
     """
 
     nodes: str | int = _sbatch("Number of nodes.", "-N", group="Resources")
@@ -155,7 +155,7 @@ class BatchSpec(JobSpec):
 
     @property
     def sbatch_options(self) -> dict[str, str]:
-        """The requested options of sbatch, such as {"nodes": "2", "exclusive": ""}. "" marks a switch."""
+        """The requested options of sbatch by long name, such as {"nodes": "2", "exclusive": ""}. A switch has ""."""
         values = {each.key: getattr(self, name) for name, each in options_of(BatchSpec).items() if each.sbatch}
         found = {key: "" if value is True else value for key, value in values.items() if value not in ("", False)}
         found.update(parse_pairs("sbatch", self.sbatch))
@@ -165,29 +165,30 @@ class BatchSpec(JobSpec):
 
     @property
     def ps_options(self) -> dict[str, str]:
-        """With --het: the options of sbatch in which the component of the ps differs from the other component."""
+        """With --het: the options of sbatch for the component of the ps, where they differ from the other component."""
         return parse_pairs("ps-sbatch", self.ps_sbatch)
 
     @property
     def srun_options(self) -> dict[str, str]:
-        """The requested options of srun, such as {"cpu-bind": "cores"}."""
+        """The requested options of srun (--srun) by long name, such as {"cpu-bind": "cores"}."""
         return parse_pairs("srun", self.srun)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that the script sets."""
+        """The environment variables that the batch script sets (--env), by name."""
         return {name: value for name, _, value in (text.partition("=") for text in self.env)}
 
     @property
     def has_environment(self) -> bool:
-        """Whether the job sets up an environment with another Python."""
+        """Whether the batch script loads modules or activates an environment, so that it may use another Python."""
         return bool(self.module or self.load_env or self.venv or self.conda)
 
     @property
     def tf4slurm(self) -> tuple[str, ...]:
         """The command that starts tf4slurm in the job.
 
-        If the job sets up an environment, the command uses the Python and TensorFlow of that environment.
+        With --python, tf4slurm is a module of that Python. If `has_environment`, it is a module of the "python" in that
+        environment. Otherwise the command is `program`.
         """
         if self.python or self.has_environment:
             return (self.python or "python", "-m", "tf4slurm")
@@ -245,7 +246,9 @@ class BatchSpec(JobSpec):
 
 
 def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse options of Slurm in the form K=V, or K for a switch. K is a long name or a letter.
+    """Parse options of Slurm in the form K=V, or K for a switch. Return the values by long name, "" for a switch.
+
+    K is a long name, or the letter of an option of `BatchSpec`. `option` is the name of the option that has `texts`.
 
     Raises:
         OptionError: K is empty.
@@ -260,7 +263,7 @@ def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _check_option(name: str, value: str) -> None:
-    """Check that `name` is a long option of Slurm, and that `value` can be written in a line of the script."""
+    """Check that `name` has the form of a long option, and that `value` fits into one line of the batch script."""
     if not _OPTION.fullmatch(name):
         raise OptionError(
             f"{name!r} is not a long option of Slurm. Give it as NAME=VALUE without dashes, such as nice=100.",
@@ -271,13 +274,13 @@ def _check_option(name: str, value: str) -> None:
 
 
 def _long_name(name: str) -> str:
-    """Return the long name of an option of sbatch, given its long name or letter."""
+    """Return the long name of an option of sbatch that `BatchSpec` has, given its letter. Keep any other name."""
     flags = {flag[1:]: each.key for each in options_of(BatchSpec).values() if each.sbatch for flag in each.flags}
     return flags.get(name, name)
 
 
 def _available_tasks(options: Mapping[str, str]) -> int | None:
-    """Return the number of tasks requested from Slurm, or None if the roles determine it."""
+    """Return the number of tasks requested from Slurm, or None if the options of sbatch do not contain it."""
     for names in (("ntasks",), ("nodes", "ntasks-per-node")):
         texts = [options.get(name, "") for name in names]
         if all(text.isdecimal() and len(text) < 10 for text in texts):
@@ -301,7 +304,10 @@ def _check_array(value: str, num_lines: int) -> None:
 
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:
-    """Read a file with one line of arguments per element, quoted as in a shell. Skip blank lines and comments."""
+    """Read a file with one line of arguments per array element, quoted as in a shell. "-" is standard input.
+
+    Blank lines and lines that start with # are skipped.
+    """
     try:
         source = Path("/dev/stdin") if path == Path("-") else path
         lines = source.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

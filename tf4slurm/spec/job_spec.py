@@ -32,7 +32,7 @@ _HEARTBEATS_PER_SECOND = 100
 _MAX_INTERVAL = 0.4  # the longest heartbeat interval of a large job, as a fraction of the heartbeat timeout
 _NOT_TASK = ("run", "submit", "script")
 SLURM_OPTIONS = ("requeue", "srun", "stage_env", "stage_directory")
-"""The fields that only a Slurm job may have. A local job ignores settings of these options."""
+"""The fields that only a job in a Slurm allocation uses. A local job ignores the settings of these options."""
 ACTIVE_ENVIRONMENT = "active"
 """The value of --stage-env for the environment that the script's Python is in."""
 
@@ -201,11 +201,11 @@ class JobSpec:
 
     @classmethod
     def check_each(cls, command: Sequence[str], options: Mapping[str, Any]) -> None:
-        """Check options that settings or an allocation may complete: each by itself, and those that exclude others.
+        """Check the given options: each by itself, and those that exclude others. Settings may add options later.
 
         Args:
             command: Command of each task.
-            options: Values by field.
+            options: Values by field name.
 
         Raises:
             OptionError: An option is invalid, or two options exclude each other.
@@ -272,7 +272,7 @@ class JobSpec:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of tasks of each role, such as `{"chief": 1, "ps": 1, "worker": 2, "evaluator": 0}`."""
+        """The number of tasks of each role, such as {"chief": 1, "worker": 2}. PlacementError if `workers` is None."""
         return self._fill_counts(None)
 
     @property
@@ -286,7 +286,7 @@ class JobSpec:
 
     @property
     def data_service_python(self) -> str:
-        """The Python of the data service, or an empty text if it is unknown."""
+        """The Python that runs the tf.data service, or an empty text if it is unknown."""
         return self.data_python or self.script_python
 
     @property
@@ -296,10 +296,10 @@ class JobSpec:
         return program if _PYTHON.fullmatch(os.path.basename(program)) else ""
 
     def for_tasks(self, available: int | None) -> JobSpec:
-        """Return this job with the number of workers filled in from the number of tasks that Slurm provides.
+        """Return this job with the number of workers filled in. Warn of options that are often given by mistake.
 
         Args:
-            available: Number of tasks of the allocation or step; None if not limited.
+            available: Number of tasks of the allocation or step. If None, `workers` must be given.
 
         Raises:
             OptionError: There is no command.
@@ -323,8 +323,8 @@ class JobSpec:
     def heartbeat_interval_of(self, num_tasks: int) -> float:
         """Return the heartbeat interval in seconds for a job of `num_tasks` tasks.
 
-        The interval is longer in large jobs, to limit the load of the control service, but two heartbeats always fit
-        into the heartbeat timeout.
+        It is longer in large jobs, to limit the load of the control service: num_tasks x 10 ms, but not so long that
+        fewer than two heartbeats fit into the timeout. `heartbeat_interval_seconds` is the minimum in any case.
         """
         return max(
             self.heartbeat_interval_seconds,
@@ -350,16 +350,16 @@ class JobSpec:
 
     @property
     def termination_seconds(self) -> float:
-        """Seconds that the tasks have to terminate. Agents end their children, and lost agents are noticed."""
+        """Seconds in which all tasks terminate: the time to kill their children, plus that to notice lost agents."""
         return self.kill_wait_seconds + self.task_loss_seconds
 
     @property
     def max_heartbeat_interval_seconds(self) -> float:
-        """The longest heartbeat interval in seconds, for large jobs. Two such intervals fit into the timeout."""
+        """The longest interval in seconds that the size of a job can cause. Two of them fit into the timeout."""
         return _MAX_INTERVAL * self.heartbeat_timeout_seconds
 
     def to_arguments(self) -> list[str]:
-        """Return the options of `tf4slurm run` for this job, without default values."""
+        """Return the command-line options of `tf4slurm run` for this job, without those at their default value."""
         words: list[str] = []
         for name, each in options_of(JobSpec).items():
             value = getattr(self, name)
@@ -367,7 +367,7 @@ class JobSpec:
         return words
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values, with ports as ranges. `JobSpec(**values)` reads them."""
+        """Return JSON values by field name, with ports as ranges. `JobSpec(command, **values)` reads them."""
         values = {name: (each, getattr(self, name)) for name, each in options_of(JobSpec).items()}
         return {
             name: each.to_text(value) if value and (each.format or isinstance(value, Path)) else value
@@ -394,10 +394,10 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def check_exclusive(cls: type, given: Mapping[str, Any]) -> None:
-    """Check that no given option excludes another given option. An option at its default value excludes none.
+    """Check that no given option (values by field name) excludes another one.
 
     Raises:
-        OptionError: An option excludes another one, which may have its default value.
+        OptionError: An option that is not at its default value excludes another given one, whatever its value.
     """
     options = options_of(cls)
     for name in given:

@@ -41,17 +41,18 @@ class Option:
     """One option: the declaration, name, type and default value of a dataclass field.
 
     Attributes:
+        is_list: Whether the value is a tuple.
         choices: The valid texts, taken from a Literal type; empty if all texts are valid.
         help: Help text, one sentence. The default value is appended unless the text contains one.
         flags: Further flags, such as "-N".
         metavar: Placeholder of the value in help texts; by default derived from the type.
         exceeds: Exclusive lower bound of a number; `minimum` and `maximum` are inclusive.
-        parse: Function that reads the value from text; raises ValueError.
+        parse: Function that reads the value from text. It raises ValueError for an invalid text.
         format: Function that writes the value as text for `parse`.
-        sbatch: Whether sbatch has an option of this name, which gets the value.
-        excludes: Fields that cannot be given together with this one.
+        sbatch: Whether the value is passed to the option of sbatch with this name.
+        excludes: Names of fields that cannot be given together with this one.
         complete: Name of the shell completion, see `cli/options.py`.
-        verbs: The verbs that have the option; empty for all verbs of the dataclass.
+        verbs: The verbs, such as "run", that have the option; empty for all verbs that take the dataclass's options.
         group: Group of the option in help texts.
     """
 
@@ -103,7 +104,7 @@ class Option:
         return self.is_list and self.parse is None
 
     def convert(self, value: Any) -> Any:
-        """Convert a text, a TOML value or a Python value to the field's type.
+        """Convert a text, a TOML value or a Python value to the field's type. None becomes the default value.
 
         Raises:
             OptionError: The value is invalid.
@@ -116,7 +117,7 @@ class Option:
             raise OptionError(f"--{self.key}: {error}", option=self.key) from error
 
     def to_text(self, value: Any) -> str:
-        """Return one value as text that `convert` reads."""
+        """Return a value, or one item of a repeatable option, as text that `convert` reads."""
         if self.format is not None:
             return self.format(value)
         if isinstance(value, float):
@@ -198,15 +199,15 @@ def _options_of(cls: type) -> Mapping[str, Option]:
 
 
 def options_by_key(cls: type) -> dict[str, Option]:
-    """Return the options that a dataclass declares, by long name on the command line."""
+    """Return the options that a dataclass declares, by each of their long names on the command line."""
     return {key: each for each in options_of(cls).values() for key in each.keys}
 
 
 def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by field name. The given names are field names or long names of options, with _ or -.
+    """Return `values` by field name. Their names are field names or long names of options, with _ or -.
 
     Raises:
-        OptionError: A name is unknown; the message has similar ones.
+        OptionError: A name is unknown. The message suggests similar names.
     """
     names = {key: each.name for key, each in options_by_key(cls).items()} | {name: name for name in options_of(cls)}
     found = {}
@@ -219,7 +220,7 @@ def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown(name: str, names: Iterable[str], what: str) -> str:
-    """Return the error message for an unknown name, with the most similar known names."""
+    """Return the error message "NAME is not WHAT" for an unknown name, with the most similar known names."""
     return f"{name!r} is not {what}.{did_you_mean(nearest(name, names))}"
 
 
@@ -239,7 +240,7 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _similarity(name: str, known: str) -> float:
-    """Return the similarity of two names, from 0 to 1. A prefix such as "num-" and a missing end count little."""
+    """Return the similarity of two names, from 0 to 1. A missing end counts little, a prefix such as "num-" nothing."""
     name = _NUMBER_PREFIX.sub("", name)
     if known.startswith(name):
         return 1.0 - 0.01 * (len(known) - len(name))
@@ -250,7 +251,7 @@ def _similarity(name: str, known: str) -> float:
 
 
 def _kind_of(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
-    """Return the type of a value, whether the option takes several values, and the valid values of a Literal."""
+    """Return the type of a value, whether an option with this type hint is a list, and the values of a Literal."""
     if typing.get_origin(hint) is typing.Literal:
         return str, False, typing.get_args(hint)
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]

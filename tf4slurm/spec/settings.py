@@ -1,6 +1,7 @@
 """Read settings: defaults for options that were not given, from files and environment variables.
 
-A TOML file has long names of options and their values, such as partition = "short". The key `site` names a profile.
+A TOML file has long names of options and their values, such as partition = "short". The key `site` names a profile, a
+file with the settings of a site.
 Settings become parts of commands. So files that other users own or can write are refused (`trusted_files.py`), except
 for tf4slurm's own profiles.
 """
@@ -86,7 +87,7 @@ class SettingsPaths:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The settings files, without the profile. They need not exist. Later files override earlier ones."""
+        """The settings files that are no profiles. They need not exist. Later files override earlier ones."""
         users = () if self.user is None else (self.user / _CONFIG_FILE,)
         return (self.etc / _CONFIG_FILE, *users, self.project)
 
@@ -103,9 +104,9 @@ class SettingsPaths:
 
 
 def project_directories(directory: Path, home: Path | None) -> tuple[Path, ...]:
-    """Return the directories of a project: `directory` and its parents, up to a repository's root or `home`.
+    """Return the directories of a project: `directory` and its parents, up to a git checkout's root or `home`.
 
-    Outside of both, return `directory` alone, because its parents may not belong to the project.
+    If `directory` is in neither, return it alone, because its parents may not belong to the project.
     """
     above = (directory, *directory.parents)
     roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
@@ -118,10 +119,10 @@ def repository_of(directory: Path) -> Path | None:
 
 
 def create_file(paths: SettingsPaths, *, project: bool) -> Path:
-    """Create the user's settings file, or a project's in the current directory.
+    """Create the user's settings file, or with `project` one in the current directory. Return its path.
 
     Raises:
-        SettingsError: The file exists or cannot be written.
+        SettingsError: The file exists or cannot be written, or the user has no home directory.
     """
     directory = Path.cwd() if project else paths.user
     if directory is None:
@@ -146,7 +147,8 @@ def read_settings(
     """Return the settings of all files and variables by field name. The entry `site` is the chosen profile.
 
     Args:
-        site: The profile that the command line names, or "none" for no settings. By default the settings name it.
+        site: The profile that the command line names, or "none" for no settings. By default the settings name it, or
+            else it is "generic".
         paths: The files to read (default: those for the current directory).
 
     Raises:
@@ -175,7 +177,9 @@ def read_settings(
 
 
 def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return values for the fields of a dataclass of options. Given values override settings.
+    """Return `given` completed with settings, as values for the fields of a dataclass of options.
+
+    A given option overrides its setting, and the settings of options that it excludes.
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
@@ -189,7 +193,7 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
 
 
 def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Merge settings. A later option, such as `mem`, removes the earlier ones that it excludes, such as mem-per-cpu."""
+    """Merge settings. A later option, such as mem, removes the earlier ones that it excludes, such as mem-per-cpu."""
     options = options_of(BatchSpec)
     excluded = {
         other

@@ -49,7 +49,7 @@ def make_script(spec: BatchSpec) -> str:
 
 
 def quote(words: Sequence[str]) -> str:
-    """Quote words as one line of bash."""
+    """Return the words as one line of bash that has them as arguments."""
     return " ".join(map(_quote, words))
 
 
@@ -107,7 +107,7 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _filled_in(spec: BatchSpec) -> str:
-    """Return a comment that shows the command of one task, with its placeholders filled in."""
+    """Return a comment that shows the command of one task with its placeholders filled in, or "" without any."""
     if not placeholders_in(spec.command):
         return ""
     task = Task("worker" if spec.counts.get("worker") else "chief", 0)
@@ -127,9 +127,9 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines, which run the command with exec, so that it receives Slurm's signals.
+    """Return the last lines of the script, which run the command with exec, so that it receives Slurm's signals.
 
-    With an epilogue, bash forwards the signals by traps, and then runs the epilogue.
+    With an epilogue, bash starts the command, forwards the signals to it, and runs the epilogue after its end.
     """
     if not epilogue:
         return f"exec {command}"
@@ -147,7 +147,7 @@ def _end(command: str, epilogue: str) -> str:
 
 
 def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return all options of sbatch for each component of the job.
+    """Return all options of sbatch for each component of the job. With --het, the first component is that of the ps.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -168,7 +168,7 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
 
 
 def place_by_component(spec: BatchSpec) -> str:
-    """Return the role of each rank of a heterogeneous job, with the ps first.
+    """Return the role of each rank of a heterogeneous job, such as "ps,chief,worker". The ps are the first.
 
     Raises:
         OptionError: The job's placement does not put the ps first, or a component has no tasks.
@@ -214,7 +214,10 @@ def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
 
 
 def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
-    """Add the options that request GPUs for the workers of each node, and spread the tasks evenly over the nodes."""
+    """Return `options` with those for --gpus-per-worker: GPUs of each node, and tasks spread evenly over the nodes.
+
+    Without --gpus-per-worker, without workers, or with another request for GPUs, `options` are returned unchanged.
+    """
     workers = spec.counts.get("worker", 0)
     if spec.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
         return options
@@ -233,7 +236,10 @@ def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
 
 
 def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
-    """Add the options for a requeue. Without --single, change --signal so that only the launcher receives it."""
+    """Add the options for a requeue to `options`. Change --signal so that only the launcher receives it.
+
+    With --single there is no launcher, and --signal is kept.
+    """
     if spec.requeue is not None:
         options.setdefault("requeue", "")
         options.setdefault("signal", _SIGNAL_BEFORE_LIMIT)
@@ -254,7 +260,7 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 
 
 def _check_warning(warning: str, limit: str) -> None:
-    """Refuse a --signal so early that the job would be requeued repeatedly without training."""
+    """Refuse a --signal that comes so long before the time limit that the job could not train before it."""
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
     seconds = parse_time_limit(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:

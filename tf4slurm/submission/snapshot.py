@@ -26,9 +26,9 @@ _COPY = "Use --snapshot copy."
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Return the job with an unused directory for its snapshot, beside the run directories.
+    """Return the job with an unused directory for its snapshot, beside the run directories. Create nothing.
 
-    A job without a snapshot is returned unchanged.
+    A job without a snapshot, or with a directory for it, is returned unchanged.
     """
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
@@ -40,7 +40,7 @@ def place_snapshot(spec: BatchSpec) -> BatchSpec:
 
 
 def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
-    """Copy the tracked files of `source` ("git"), or all files except .git and the run directories ("copy").
+    """Copy the files of `source` that git tracks (kind "git"), or all but .git and the run directories ("copy").
 
     Tracked files include those of submodules. Links are copied as links. A relative link that leads out of `source`
     becomes absolute, so that it leads to the same place.
@@ -48,11 +48,11 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
     In a git checkout "copy" omits the files that git ignores. Outside of a checkout, or if git ignores every file of
     the source (as in a repository of dotfiles), "copy" includes files with secrets, such as .env.
 
-    `target` is a new directory, whose parent contains the run directories.
+    `target` is a new directory, whose parent contains the run directories. After an error it is removed.
 
     Raises:
-        OptionError: Git fails, tracks no file or does not list the files of a submodule; or a file of `command` is not
-            tracked; or the snapshot exceeds 1 GB.
+        OptionError: Git fails, tracks no file or does not list the files of a submodule; or a file of `command` would
+            be missing; or the snapshot exceeds 1 GB.
         RunDirectoryError: The snapshot cannot be written.
     """
     try:
@@ -90,7 +90,7 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
 
 def _tracked_files(source: Path) -> list[str]:
-    """Return the tracked files and links that exist, including those of submodules."""
+    """Return the names of the tracked files and links that exist, including those of submodules."""
     names = []
     submodules = {entry.partition("\t")[2] for entry in _list_files(source, "--stage") if entry.startswith("160000 ")}
     for name in _list_files(source, "--cached"):
@@ -108,7 +108,7 @@ def _tracked_files(source: Path) -> list[str]:
 
 
 def _keep_links(source: Path, target: Path) -> None:
-    """Make each relative link that leads out of `source` absolute."""
+    """Make each relative link in `target` that led out of `source` absolute."""
     root = os.path.realpath(source)
     for directory, directories, files in os.walk(target):
         origin = os.path.realpath(source / Path(directory).relative_to(target))
@@ -121,7 +121,7 @@ def _keep_links(source: Path, target: Path) -> None:
 
 
 def _ignored_files(source: Path) -> list[Path]:
-    """Return the paths that git ignores. Return none outside of a checkout, or if git ignores all files."""
+    """Return the files and directories that git ignores: none outside of a checkout, or if git ignores all files."""
     if repository_of(source) is None or not _list_files(source, "--cached", "--others", "--exclude-standard"):
         return []
     options = ("--others", "--ignored", "--exclude-standard", "--directory")
@@ -148,7 +148,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
 
 
 def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
-    """Yield the files that shutil.copytree would copy."""
+    """Yield the files that shutil.copytree with this `ignore` would copy."""
     for directory, directories, files in os.walk(source):
         left_out = ignore(directory, [*directories, *files])
         directories[:] = [name for name in directories if name not in left_out]

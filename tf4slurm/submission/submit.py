@@ -77,11 +77,11 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
 
 
 def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> KnownJob:
-    """Submit the kept script of a job again, from its directory.
+    """Submit the kept batch script of a job again, with `directory` as its working directory. Return the new job.
 
     Raises:
         UntrustedFileError: Another user could have written the script.
-        RefusedError, LaunchError: As `submit_script`.
+        RefusedError, LaunchError: As for `submit_script`.
     """
     script = job.batch_script
     content = read_trusted(script, "Start the job again with the command you used.")
@@ -95,13 +95,13 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
 
 
 def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
-    """Return Slurm's estimate of when and where the job would start, without submitting it."""
+    """Return Slurm's sentence about when and where the job would start, without submitting it."""
     done = _run(("sbatch", "--test-only"), *_prepare(spec, environ))
     return "\n".join(_SBATCH_LINE.findall(done.stderr)) or done.stderr.strip()
 
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Check a job. Return its batch script and the environment of sbatch."""
+    """Check a job. Return its batch script and the environment variables of sbatch."""
     for arguments in spec.array_lines or ((),):
         check_program_source((*spec.command, *arguments))
     if not spec.has_environment:  # the command may exist only in the job's environment
@@ -115,10 +115,10 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
 
 
 def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str]:
-    """Return the environment for sbatch and the job, without the variables of an outer job.
+    """Return the environment variables for sbatch and the job, without those of a job that this process is in.
 
-    SBATCH_* variables override the options in a batch script. Outside of a job, those of options that the script sets
-    are removed. Inside a job, all of them are removed, and the variables that assign GPUs.
+    SBATCH_* variables would override options in the batch script. Outside of a job, those whose option is in the script
+    are removed. Inside a job, all SBATCH_* variables and those that assign GPUs are removed.
     """
     if SlurmAllocation.from_environ(environ) is not None:
         removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)
@@ -136,10 +136,11 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
 
 
 def submit_script(text: str, environ: Mapping[str, str], directory: Path | None = None) -> str:
-    """Submit a batch script. Log sbatch's warnings. Return the job's id.
+    """Submit a batch script, from `directory` or the current directory. Log sbatch's warnings. Return the job's id.
 
-    A unique comment marks the job, unless the script sets a comment. If sbatch fails or prints no id, squeue is asked
-    for the job with this comment: a site's wrapper may hide the id, and Slurm may accept a job after sbatch timed out.
+    A unique comment marks the job, unless the script sets a comment. If sbatch fails or does not print exactly one id,
+    squeue is queried for the job with this comment. A site's wrapper may hide the id, and Slurm may accept a job after
+    sbatch has timed out.
 
     Raises:
         RefusedError: sbatch refused the script, or with `may_be_queued` it is unknown whether Slurm accepted the job.
@@ -178,7 +179,7 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
 
 
 def _is_refusal(error: RefusedError) -> bool:
-    """Return whether sbatch has printed why Slurm did not accept the job."""
+    """Return whether Slurm certainly did not accept the job, because sbatch has printed a reason."""
     has_reason = _SBATCH_LINE.search(error.stderr) is not None
     return error.returncode > 0 and has_reason and _NO_ANSWER.search(error.stderr) is None
 
@@ -186,7 +187,7 @@ def _is_refusal(error: RefusedError) -> bool:
 def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_expected: bool) -> str | None:
     """Return the id of the job with this comment, and log it. Return None if squeue does not show one within 10 s.
 
-    `what` says why the id is unknown. If no job is expected, squeue is queried only once.
+    `what` says why the id is unknown. Unless `is_expected`, squeue is queried only once. An empty comment finds no job.
     """
     deadline = time.monotonic() + _FIND_SECONDS
     while comment and (left := deadline - time.monotonic()) > 0:
@@ -221,7 +222,7 @@ def _warn_of_other_cluster(cluster: str | None, environ: Mapping[str, str]) -> N
 
 
 def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Refuse unknown jobs, because sbatch treats a dependency on them as satisfied."""
+    """Refuse a dependency on a job that Slurm does not know, because sbatch would treat it as satisfied."""
     for job_id in job_ids:
         try:
             _run(("scontrol", "--oneliner", "show", "job", job_id), "", environ)
@@ -240,7 +241,7 @@ def _check_known(job_ids: Iterable[str], environ: Mapping[str, str]) -> None:
 def _run(
     command: tuple[str, ...], text: str, environ: Mapping[str, str], directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program.
+    """Run one of Slurm's programs with `text` as its input, for at most 60 s.
 
     Raises:
         RefusedError: The program failed or timed out.
@@ -261,7 +262,9 @@ def _run(
 
 
 def make_output_directory(spec: BatchSpec) -> None:
-    """Create the directory of --output, because without the directory the job fails without a message.
+    """Create the directory of --output, because without it the job fails without a message.
+
+    A directory whose name has a pattern such as %j is not created.
 
     Raises:
         RunDirectoryError: The directory cannot be created.
@@ -280,7 +283,7 @@ def make_output_directory(spec: BatchSpec) -> None:
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
-    """Write the script before the submission, so that each submitted job has one."""
+    """Write the batch script to a file before the submission, so that each submitted job has one. Return its path."""
     draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:
         make_parent(spec.runs_directory)
