@@ -35,7 +35,7 @@ _POLL_SECONDS = 1.0
 # Not "-m": a json.py in the user's directory would replace Python's own.
 _MAIN = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from tf4slurm.launch.plain_srun import main; main()"
+    "from tf4slurm.launch.sidecar_program import main; main()"
 )
 _HOME = str(Path(errors.__file__).parents[1])
 ClusterAndTask = tuple[Mapping[str, Sequence[str]], str, int]
@@ -246,7 +246,7 @@ def form_cluster(
     ps_exit_seconds: float | None = 10.0,
     cancel_on_loss: bool = True,
 ) -> Cluster:
-    """Start this process's sidecar (`launch/plain_srun.py`), which forms the cluster of the step. Return the cluster.
+    """Start this process's sidecar (`launch/sidecar_program.py`), which forms the step's cluster. Return the cluster.
 
     Arguments and exceptions are those of `get_server_dictionary`. The sidecar opens a script channel for this process,
     and runs until this process ends. The sidecar of rank 0 runs the control service, until all tasks have ended.

@@ -80,7 +80,7 @@ def task(environ: dict[str, str], /, **options: Any) -> None:
         sys.exit(run_agent(options["command"], environ))
 
     from tf4slurm.cli.terminal_output import PlainOutput
-    from tf4slurm.launch.plain_srun import run_task
+    from tf4slurm.launch.task_program import run_task
     from tf4slurm.slurm.environ import SlurmStep
     from tf4slurm.system.output import LineWriter
 

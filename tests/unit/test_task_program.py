@@ -8,7 +8,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.control.client import ControlClient
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.launch.plain_srun import _write_result
+from tf4slurm.launch.task_program import _write_result
 from tf4slurm.spec.job_spec import JobSpec
 
 
