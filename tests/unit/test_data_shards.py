@@ -127,6 +127,15 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> Channel:
     return channel
 
 
+@pytest.mark.usefixtures("channel")
+def test_name_of_refused_data_shards_can_be_used_again() -> None:
+    with pytest.raises(ValueError, match="shard_size"):
+        tf4slurm.data_shards(10, shard_size=0, epochs=1)
+    assert tf4slurm.data_shards(10, shard_size=5, epochs=1) is not None
+    with pytest.raises(ValueError, match="already"):
+        tf4slurm.data_shards(10, shard_size=5, epochs=1)
+
+
 def make_shards() -> DataShards:
     return tf4slurm.data_shards(100, shard_size=1, epochs=1)
 

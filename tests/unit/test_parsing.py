@@ -59,6 +59,8 @@ def test_unavailable_nodes_and_maintenance() -> None:
     nodes = "debug|0/2/1/3|gpu:a100:4(S:0-1)|icelake,ib\ndebug|0/1/0/1|(null)|(null)\nlow|0/4/0/4|gpu:4|(null)\n"
     site = parse_site(CONFIG, PARTITIONS, nodes, reservations)
     assert [(each.num_unavailable, each.num_nodes) for each in site.partitions[:3]] == [(1, 4), (0, 4), (0, 0)]
+    large = parse_site(CONFIG, PARTITIONS, nodes + "debug|0/0/1K/1.50K|(null)|(null)\n").partitions[0]
+    assert (large.num_unavailable, large.num_nodes) == (1 + 1024, 4 + 1536)  # sinfo rounds numbers from 1,024 on
     assert site.maintenance == (Reservation("weekly", "2026-11-24T00:04:44", "2026-11-24T01:04:44", "r1-n[2,9]"),)
     assert sorted(site.gpu_types) == ["a100"]
     assert sorted(site.features) == ["ib", "icelake"]

@@ -197,6 +197,25 @@ if os.fork() == 0:
         own_agent.wait_for(lambda state: state.stop_signal is None)
 
 
+def test_stop_signals_are_forwarded_although_another_thread_asked_for_stop_requests_first(own_agent: Agent) -> None:
+    code = """
+import sys, threading
+import tf4slurm
+thread = threading.Thread(target=tf4slurm.should_stop)
+thread.start()
+thread.join()
+tf4slurm.should_stop()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as script:
+        assert script.stdout is not None
+        assert script.stdout.readline() == "ready\n"
+        script.send_signal(signal.SIGTERM)
+        own_agent.wait_for(lambda state: state.stop_signal == "SIGTERM")
+
+
 HELPERS = """
 import multiprocessing, os, sys
 import tf4slurm

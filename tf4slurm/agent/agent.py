@@ -141,8 +141,8 @@ class Agent:
         if self._rendezvous.failure is not None:
             return getattr(self._rendezvous.failure, "exit_code", 1)
         desired = self._client.desired
-        guest_code = 0 if desired.rank is None else desired.exit_code
-        return guest_code or exit_code_of(self._client.observed.returncode or 0)
+        joined_code = 0 if desired.rank is None else desired.exit_code
+        return joined_code or exit_code_of(self._client.observed.returncode or 0)
 
     @property
     def _name(self) -> str:

@@ -113,6 +113,7 @@ class ScriptChannel:
         self._delayed: threading.Timer | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._is_saving = False
+        self._forwards_signals = False
         self._changed = threading.Condition()
         threading.Thread(target=self._receive, name="tf4slurm-script-channel", daemon=True).start()
 
@@ -205,14 +206,14 @@ class ScriptChannel:
         self._save_if_stopping()
 
     def enable_stop_requests(self) -> None:
-        """Send the agent that this script checks for stop requests. After the first call, do nothing.
+        """Send the agent that this script checks for stop requests. Further calls do nothing.
 
-        If the first call is in the main thread, also forward stop signals that end the process by default to the agent.
+        The first call in the main thread also forwards stop signals that end the process by default to the agent.
         """
-        if self.state.handles_stop:
-            return
-        self.send(handles_stop=True)
-        if threading.current_thread() is threading.main_thread():
+        if not self.state.handles_stop:
+            self.send(handles_stop=True)
+        if not self._forwards_signals and threading.current_thread() is threading.main_thread():
+            self._forwards_signals = True
             numbers = [number for number in _FORWARDED_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
             if numbers:
                 _forward_signals(numbers, self)

@@ -104,8 +104,9 @@ def data_shards(
     channel = find_script_channel()
     if channel is not None and (os.getpid(), name) in _names:
         raise ValueError(f"This process has shards named {name!r} already. Give all epochs at once, or another name.")
+    shards = DataShards(items, epochs, _check("shard_size", 1 if shard_size is None else shard_size), name, position)
     _names.add((os.getpid(), name))
-    return DataShards(items, epochs, _check("shard_size", 1 if shard_size is None else shard_size), name, position)
+    return shards
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tf4slurm.slurm.parsing import parse_fields
 
 NODES_FORMAT = "%R|%F|%G|%f"  # partition, numbers of allocated/idle/other/all nodes, GPUs, features
 _SETTING = re.compile(r"^(?P<name>\S+)\s*= ?(?P<value>.*?)\s*$", re.MULTILINE)
-_NODE_COUNTS = re.compile(r"[\d.]+\w?(/[\d.]+\w?){3}")  # with a unit from 1,024 nodes on, such as 1.50K
+_NODE_COUNTS = re.compile(r"\d+(\.\d+)?[KMG]?(/\d+(\.\d+)?[KMG]?){3}")  # with a unit from 1,024 nodes on, such as 1.50K
 _VERSION_LINE = re.compile(r"^slurm\S* (?P<version>\d\S*)\s*$", re.MULTILINE)
 _GPU_TYPE = re.compile(r"\bgpu:([A-Za-z]\w*)")
 _PORTS = re.compile(r"\bports=([\d,-]+)")
@@ -151,9 +151,16 @@ def _parse_partition(line: str, nodes: Sequence[Sequence[str]]) -> Partition:
         default_time=fields.get("DefaultTime", ""),
         preempt_mode=fields.get("PreemptMode", ""),
         grace_period_seconds=_leading_number(fields.get("GraceTime", "")),
-        num_nodes=sum(_leading_number(each[-1]) for each in counts),
-        num_unavailable=sum(_leading_number(each[-2]) for each in counts if len(each) == 4),
+        num_nodes=sum(_parse_count(each[-1]) for each in counts),
+        num_unavailable=sum(_parse_count(each[-2]) for each in counts if len(each) == 4),
     )
+
+
+def _parse_count(text: str) -> int:
+    """Return a number of nodes that sinfo prints, such as 12. From 1,024 on it is rounded: "1.50K" is 1,536."""
+    units = "KMG"
+    factor = 1024 ** (units.index(text[-1]) + 1) if text[-1] in units else 1
+    return round(float(text.rstrip(units)) * factor)
 
 
 def _leading_number(text: str) -> int:
