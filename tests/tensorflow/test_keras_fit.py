@@ -179,6 +179,8 @@ found = predict(model, dataset)
 print("function", np.array_equal(found, 2 * rows[:48]), found.shape)
 found = predict(model, rows)
 print("array", np.array_equal(found, 2 * rows), found.shape)
+found = predict(model, rows, on="chief")
+print("chief", np.array_equal(found, 2 * rows), found.shape)
 both, first = predict(several, dataset)
 print("several", np.array_equal(first, both[:, :1]), both.shape, first.shape)
 """
@@ -381,7 +383,12 @@ def test_predict_of_workers_in_step_returns_all_rows_in_order(tmp_path: Path) ->
     ran = run(TF4SLURM, "run", *IN_STEP, "--", sys.executable, "-c", PREDICTED, directory=tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = re.findall(r"^(worker/\d) \| (\w+) (.*)$", ran.stdout + ran.stderr, re.MULTILINE)
-    kinds = [("function", "True (48, 2)"), ("array", "True (96, 2)"), ("several", "True (48, 2) (48, 1)")]
+    kinds = [
+        ("function", "True (48, 2)"),
+        ("array", "True (96, 2)"),
+        ("chief", "True (96, 2)"),
+        ("several", "True (48, 2) (48, 1)"),
+    ]
     assert sorted(found) == sorted((f"worker/{index}", *kind) for index in range(2) for kind in kinds)
 
 

@@ -45,7 +45,7 @@ def evaluate(
         steps: Number of batches (default: the whole dataset).
         batch_size: Rows of each batch of arrays (default 32). A dataset has batches already.
         on: With a coordinator, where the model is evaluated: "workers" (default for a function) or "chief" (default for
-            a dataset or arrays).
+            a dataset or arrays). Without one, all workers take part.
         timeout_seconds: On workers, the longest time in seconds in which none finishes its part of the dataset (default
             600).
 
@@ -97,7 +97,9 @@ class _SplitDataset:
     ) -> None:
         if on not in (None, "workers", "chief"):
             raise ValueError(f'The place of the evaluation is {on!r}: expected "workers" or "chief".')
-        self._on = on or ("workers" if callable(data) or isinstance(execution, InThisProcess) else "chief")
+        if isinstance(execution, InThisProcess):
+            on = "workers"  # whose results are combined: with "chief", rows would count once per worker
+        self._on = on or ("workers" if callable(data) else "chief")
         if self._on == "workers" and isinstance(execution, OnWorkers) and not callable(data):
             raise TypeError(
                 f"data is {describe_data(data)}, which workers cannot read: give a function that returns a dataset, "
