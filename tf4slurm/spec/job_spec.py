@@ -272,7 +272,11 @@ class JobSpec:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of tasks of each role, such as {"chief": 1, "worker": 2}. PlacementError if `workers` is None."""
+        """The number of tasks by role, for example one chief and two workers.
+
+        Raises:
+            PlacementError: `workers` is None.
+        """
         return self._fill_counts(None)
 
     @property
