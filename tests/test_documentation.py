@@ -33,6 +33,8 @@ pytest.importorskip("sphinx", reason="pip install tf4slurm[docs]")
 __all__ = ["browser"]
 
 ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the site, which takes minutes on a busy machine
 MARKDOWN = sorted(ROOT.glob("*.md"))
 LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("source", "src"), ("iframe", "src"), ("object", "data")}
 """The elements and attributes with which a page loads a file."""

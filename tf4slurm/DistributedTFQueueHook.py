@@ -33,10 +33,10 @@ def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
 
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:
-    """Return a `tf4slurm.tensorflow.legacy.hooks.DoneHook`. Deprecated. The chief counts as one of the workers.
+    """Return a `tf4slurm.tensorflow.DoneHook`. Deprecated. The chief counts as one of the workers.
 
     Raises:
-        PlacementError: A number differs from that of the cluster spec.
+        PlacementError: `NumberOfPS` or `NumberOfWorkers` differs from the cluster spec.
         SlurmEnvironmentError: This process has no cluster spec.
     """
     _warn("QueueManagementHook", "tf4slurm.tensorflow.legacy.hooks.DoneHook")

@@ -47,6 +47,8 @@ reveal_type(tf4slurm.tensorflow.run_steps)
 """
 MISTAKES = """
 import tf4slurm
+
+pytestmark = pytest.mark.timeout(600)  # the first test of types runs mypy without a cache
 tf4slurm.no_such_thing
 tf4slurm.tensorflow.no_such_thing
 tf4slurm.Job("true", worker=3)

@@ -137,7 +137,7 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Send the desired state to the script. If this fails, unread messages of the script are not lost.
+    """Send the desired state to the script. If this fails, messages that the agent has not read yet are not lost.
 
     asyncio's transport would drop these messages after a failed write, for example to a script that has exited.
     Therefore this function writes to the socket directly if it can.

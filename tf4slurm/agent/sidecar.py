@@ -98,9 +98,10 @@ class CallingScript(TaskProcess):
             await asyncio.sleep(_SAVE_POLL_SECONDS)
 
     async def end(self, kill_wait_seconds: float) -> None:
-        """Send the last desired state, close the script channel, and wait for the end of the script.
+        """Send the last desired state, close the script channel, and wait without a limit for the end of the script.
 
-        Do nothing if the script has received no cluster.
+        Do nothing if the script has received no cluster. `kill_wait_seconds` is not used, because the script is not the
+        sidecar's child.
         """
         if self.has_started and not self._end.is_set():
             self.channel.send(self._client.desired)

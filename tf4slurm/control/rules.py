@@ -1,8 +1,8 @@
 """The rules of a job as tables: when a task is lost, and what follows an exit, a loss, a failure or a stop request.
 
 The functions are pure: `JobState` calls them and acts on the answers. docs/concepts/failures.md has the same tables. A
-test compares them. Three events end the job directly, without these rules: an invalid registration, an address that
-other tasks cannot reach, and the start timeout.
+test compares them. Other events end the job directly, without these rules: an invalid registration, an address that
+other tasks cannot reach, the timeouts, and the exit of srun.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ class Loss(NamedTuple):
 
 
 def loss_of(record: TaskRecord, spec: JobSpec, now: float) -> Loss | None:
-    """Return why a task is lost: it had no connection, or sent no heartbeat, for too long. None if it is not lost."""
+    """Return why a task is lost: it had no connection, or sent no heartbeat, for too long. None if it is not lost.
+
+    A task is also lost when the exit of its agent is noticed; see `receiver.py`.
+    """
     if not record.has_registered or record.is_gone:
         return None
     if not record.is_connected and now - record.disconnected_at > spec.reconnect_seconds:

@@ -70,7 +70,7 @@ class TaskTable:
 
     @property
     def lost_members(self) -> list[TaskRecord]:
-        """The lost members that no spare has replaced."""
+        """The members that are lost or have terminated, without those that a spare has replaced."""
         return [record for record in self.members if record.is_gone and not record.role.is_spare]
 
     @property

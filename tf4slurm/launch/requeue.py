@@ -25,9 +25,10 @@ _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal
 
 @dataclasses.dataclass(frozen=True)
 class Requeue:
-    """Decides whether a stopped job is requeued, and requeues it.
+    """Decides whether Slurm would let a stopped job run again, and requeues it. The launcher asks only then.
 
-    It is requeued whenever it is preempted, and up to `limit` times near its time limit.
+    A job is requeued whenever it is preempted, and up to `limit` times after other stop signals, such as that of its
+    time limit.
 
     Attributes:
         array_element: The id of this job in a job array. Requests to Slurm use this id, because with the id of the

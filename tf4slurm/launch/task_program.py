@@ -39,8 +39,8 @@ def run_task(
 ) -> int:
     """Run one task of the step. Return the exit code for this process.
 
-    It is the exit code of the job on rank 0, and usually 0 on other ranks (see the module). A task that does not take
-    part in the job, or has lost the launcher, returns the exit code of its agent.
+    It is the exit code of the job on rank 0, and usually 0 on other ranks (see `plain_srun.py`). A task that does not
+    take part in the job, or has lost the launcher, returns the exit code of its agent.
 
     Raises:
         CommandError: See `check_program_source` and `check_command`.

@@ -120,7 +120,7 @@ def combine(columns: Sequence[Values], function: Callable[[list[float]], float])
 def _place(
     values: Sequence[float | None], ranks: Sequence[int], num_allocated: int, joined: Sequence[int]
 ) -> Sequence[float | None]:
-    """Return a sample's values in the order of tasks.
+    """Return a sample's values in the order of tasks. Joined workers that the sample lacks have None.
 
     Args:
         values: The sample's values: of the tasks in the allocation, then of the joined workers with the ranks `ranks`.

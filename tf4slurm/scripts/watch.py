@@ -62,7 +62,7 @@ def call_after_training(function: Callable[[], object]) -> None:
 
 
 def keep_running() -> None:
-    """Do not end this process after the end of training, because its script then exits by itself."""
+    """Do not end this ps `ps_exit_seconds` after training. Its script waits for the end of training itself."""
     for watch in _watches:
         watch.exit_seconds = None
 

@@ -201,7 +201,7 @@ class WorkerWatch:
                 self._update_server_def(server_def)
                 return
             elif not missing or failed.keys() <= set(missing):
-                back_since = time.monotonic()  # no failed worker is back
+                back_since = time.monotonic()  # no failed worker is back, or all are and a ps is silent
             elif time.monotonic() - back_since > _PATIENCE_SECONDS:
                 self._reason = f"worker/{missing[0]} is missing, but another worker is back"
             time.sleep(_POLL_SECONDS)

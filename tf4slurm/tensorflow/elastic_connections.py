@@ -38,7 +38,10 @@ def find_answering(servers: Mapping[int, Address]) -> dict[int, Address]:
 
 @contextlib.contextmanager
 def failing_fast(servers: Collection[Address]) -> Iterator[None]:
-    """During the block, let RPCs to these servers fail instead of waiting, if a server is gone or no longer answers."""
+    """During the block, let RPCs fail instead of waiting, if one of these servers is gone or no longer answers.
+
+    gRPC's variable for it holds for all RPCs of this process. `servers.py` sets the variable before.
+    """
     before = os.environ[_FAIL_FAST]
     os.environ[_FAIL_FAST] = "true"
     is_over = threading.Event()

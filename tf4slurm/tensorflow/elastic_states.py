@@ -11,7 +11,7 @@ from typing import Literal
 class WorkerState(enum.Enum):
     """Whether a worker may run closures."""
 
-    OUT = "its thread waits; TensorFlow is not connected to it, or it has failed"
+    OUT = "it runs no closure: it has failed, is released or is not connected yet"
     IDLE = "it is connected, and its thread may take a closure"
     RUNNING = "it runs a closure, and its thread may take the next one"
     FINISHING = "it runs its last closure"
