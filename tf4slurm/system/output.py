@@ -160,7 +160,8 @@ class ProgressFilter:
     def _filter(self, piece: bytes) -> bytes:
         """Read a piece of a line, which a line break or a carriage return may end. Return what the log keeps.
 
-        Text that a later carriage return overwrites, such as a progress bar, is left out. One state an interval is kept.
+        Text that a later carriage return overwrites, such as a progress bar, is left out. One state an interval is
+        kept.
         """
         self._text += piece.rstrip(b"\r\n")
         if piece.endswith(b"\r"):
