@@ -121,7 +121,12 @@ def train(way: str, server: Any, current: Any, directory: Path) -> None:
         with strategy.scope():
             total = tf.Variable(0.0)
         function = tf.function(lambda: total.assign_add(1.0))
-        wait_for_end(directory, current, lambda: coordinator.fetch(coordinator.schedule(function)))
+
+        def step() -> None:
+            coordinator.schedule(function)
+            coordinator.join()  # not fetch(), which raises an error if the worker is killed after its closure
+
+        wait_for_end(directory, current, step)
     else:
         wait_for_end(directory, current)
 

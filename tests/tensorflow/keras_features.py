@@ -264,7 +264,7 @@ def embedding(strategy: Any, coordinator: Any) -> None:
         model.compile(keras.optimizers.Adam(0.02), "mse")
     devices = sorted(part.value.device for part in table.weights)
     print(
-        "shards:", [tuple(part.shape) for part in table.weights], ["ps" in each for each in devices], len(set(devices))
+        "slices:", [tuple(part.shape) for part in table.weights], ["ps" in each for each in devices], len(set(devices))
     )
     losses = fit(model, data_fn, coordinator=coordinator, epochs=3, steps_per_epoch=100, verbose=0).history["loss"]
     print("loss:", "falls" if losses[2] < losses[0] / 4 else losses)
@@ -280,7 +280,7 @@ def embedding(strategy: Any, coordinator: Any) -> None:
     again = keras.layers.Input((), dtype="int64")
     one = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(10, 4, slices=1, name="table")(again)))
     one.load_weights("model.weights.h5")
-    print("one shard:", np.allclose(one.predict(ids, verbose=0), rows, atol=1e-6), len(one.layers[1].weights))
+    print("one slice:", np.allclose(one.predict(ids, verbose=0), rows, atol=1e-6), len(one.layers[1].weights))
     wrong = keras.Model(again, keras.layers.Dense(1)(ShardedEmbedding(11, 4, name="table")(again)))
     for name, use in (
         ("shape", lambda: wrong.load_weights("model.weights.h5")),

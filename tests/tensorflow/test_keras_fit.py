@@ -445,12 +445,12 @@ def test_keras_own_methods_name_the_function_to_call(tmp_path: Path) -> None:
 
 def test_split_embedding_is_saved_as_one_table_that_a_process_without_ps_loads(tmp_path: Path) -> None:
     lines = features(tmp_path, "embedding")
-    assert "shards: [(5, 4), (5, 4)] [True, True] 2" in lines
-    for line in ("loss: falls", "keras: True 2", "devices: {False}", "exported: True", "one shard: True 1"):
+    assert "slices: [(5, 4), (5, 4)] [True, True] 2" in lines
+    for line in ("loss: falls", "keras: True 2", "devices: {False}", "exported: True", "one slice: True 1"):
         assert line in lines
     text = "\n".join(lines)
     assert "The saved table of table has the shape (10, 4): expected (11, 4)." in text
-    assert "shards: shards is 3: expected 1 to 2, the number of rows." in lines
+    assert "slices: slices is 3: expected 1 to 2, the number of rows." in lines
 
 
 def test_two_workers_count_steps_rows_and_rates_exactly(tmp_path: Path) -> None:
