@@ -57,7 +57,7 @@ for step in range(100_000):
     job.start(*ONE_TASK, command=(sys.executable, "-c", code))
     assert job.wait(60) == 0, job.stderr
     lines = lines_of(job)
-    assert sum(line.get("reports", 1) for line in lines) == 100_000
+    assert sum(line.get("calls", 1) for line in lines) == 100_000
     assert len(lines) <= 10_000
     assert lines[-1]["step"] == 99_999
     series = JobSummary(RunDirectory(job.run_directory)).metrics.series["loss"]["chief/0"]
