@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import functools
+import gc
 import itertools
 import os
 import random
@@ -352,6 +353,8 @@ def resources_on_newcomers() -> None:
     with strategy.scope():
         content = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([1, 2], tf.int64))
         table = tf.lookup.StaticHashTable(content, default_value=0)
+    gc.collect()  # now Python's list of objects has later ones, such as the dataset, before the table
+    gc.disable()
 
     def make_dataset() -> tf.data.Dataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
@@ -396,6 +399,8 @@ def resources_on_newcomers() -> None:
     cluster.kill(1)
     check(newer, 0, 2)
     cluster.start(1)
+    check(dataset, 0, 1, 2)
+    return_slowly(cluster, 0)
     check(dataset, 0, 1, 2)
     cluster.end()
 
@@ -534,6 +539,22 @@ def join(cluster: ElasticCluster, index: int) -> None:
     cluster.wait_for(cluster.wanted.keys())
 
 
+def return_slowly(cluster: ElasticCluster, index: int) -> None:
+    """Let a worker leave and join again. Its thread takes the closures of its resources before it is in use."""
+    from tf4slurm.tensorflow import elastic_workers
+
+    class SlowWorker(elastic_workers._ElasticWorker):
+        def connect(self) -> None:
+            super().connect()
+            time.sleep(0.2)  # meanwhile its thread takes a closure
+
+    del cluster.wanted[index]
+    cluster.publish()
+    cluster.wait_for(cluster.wanted.keys())
+    cluster.coordinator._cluster.workers[index].__class__ = SlowWorker
+    join(cluster, index)
+
+
 def is_listening(address: Address) -> bool:
     return asyncio.run(is_answering(address, 1.0)) is True
 
@@ -558,7 +579,11 @@ def main() -> None:
     tf.get_logger().setLevel("FATAL")
     scenario, *arguments = sys.argv[1:]
     started = time.monotonic()
-    globals()[scenario](*arguments)
+    try:
+        globals()[scenario](*arguments)
+    except BaseException:
+        faulthandler.dump_traceback()  # what the workers' threads wait for
+        raise
     print(f"passed in {time.monotonic() - started:.1f} s", flush=True)
 
 

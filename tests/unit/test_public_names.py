@@ -12,6 +12,8 @@ import pytest
 
 import tf4slurm
 
+pytestmark = pytest.mark.timeout(600)  # the first test of types runs mypy without a cache
+
 SCRIPT = """
 import tf4slurm
 from tf4slurm.tensorflow import Checkpoints
@@ -48,7 +50,6 @@ reveal_type(tf4slurm.tensorflow.run_steps)
 MISTAKES = """
 import tf4slurm
 
-pytestmark = pytest.mark.timeout(600)  # the first test of types runs mypy without a cache
 tf4slurm.no_such_thing
 tf4slurm.tensorflow.no_such_thing
 tf4slurm.Job("true", worker=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 from collections.abc import Iterable
@@ -44,12 +45,17 @@ state after "end".
 
 
 class WorkerStates:
-    """The state of each worker by index. Thread-safe."""
+    """The state of each worker by index. Thread-safe.
+
+    Attributes:
+        unchanged: A context manager. In its block, other threads change no state.
+    """
 
     def __init__(self, indices: Iterable[int]) -> None:
         """Begin with these workers in the state IDLE."""
         self._states = dict.fromkeys(indices, IDLE)
         self._changed = threading.Condition()
+        self.unchanged: contextlib.AbstractContextManager[object] = self._changed
         self._is_stopped = False
 
     def change(self, event: WorkerEvent, indices: Iterable[int]) -> None:

@@ -250,10 +250,11 @@ class ElasticWorkers:
             name = f"/job:worker/replica:0/task:{len(workers)}"
             workers.append(_ElasticWorker(WorkerIndex(len(workers)), name, self._cluster))
             workers[-1].disconnect()
-        for index in indices:
-            workers[index].connect()
         self._unproven |= set(indices) - self._original.keys()
-        self._states.change("connect", indices)
+        with self._states.unchanged:  # a worker's thread that takes its first closure now waits in `begin`
+            for index in indices:
+                workers[index].connect()
+            self._states.change("connect", indices)
 
     def _check_ps(self) -> None:
         """Raise PSUnavailableError if a ps is lost.
