@@ -19,7 +19,7 @@ from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
 from tf4slurm.launch.requeue import mark_requeued
-from tf4slurm.launch.result import Result, make_result_file
+from tf4slurm.launch.result_files import Result, make_result_file
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.output import LineWriter
 

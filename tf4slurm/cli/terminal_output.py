@@ -12,7 +12,7 @@ from tf4slurm.errors import COMPLETED, FAILED, describe_end
 from tf4slurm.jobs.formatting import format_count, format_table
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, ResultFile, TaskStatus
-from tf4slurm.launch.result import Result
+from tf4slurm.launch.result_files import Result
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.system.output import LineWriter
 

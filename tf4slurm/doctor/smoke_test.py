@@ -15,7 +15,7 @@ from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.program import main_command
 
 if TYPE_CHECKING:
-    from tf4slurm.launch.result import Result
+    from tf4slurm.launch.result_files import Result
     from tf4slurm.slurm.environ import SlurmAllocation
 
 _LOG_BYTES = 64 * 1024

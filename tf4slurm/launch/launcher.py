@@ -37,7 +37,7 @@ from tf4slurm.jobs.worker_jobs import end_worker_jobs
 from tf4slurm.launch.hosting import close_service, make_service, start_service, wait_for_late_tasks, write_control
 from tf4slurm.launch.patience import PatientWriter
 from tf4slurm.launch.requeue import Requeue, mark_requeued
-from tf4slurm.launch.result import Result, load_report, make_result_file, save_result, write_report
+from tf4slurm.launch.result_files import Result, load_report, make_result_file, save_result, write_report
 from tf4slurm.launch.suspension import handle_suspension
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.roles import can_grow

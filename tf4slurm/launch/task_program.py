@@ -21,7 +21,7 @@ from tf4slurm.jobs.status import JobFiles
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.plain_srun import FILE_SYSTEM_SECONDS, claim, end_step, make_rendezvous
-from tf4slurm.launch.result import Result, save_result
+from tf4slurm.launch.result_files import Result, save_result
 from tf4slurm.launch.spawners import ExternalSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.slurm.environ import SlurmStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tf4slurm.control.state import JobState
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event
-from tf4slurm.launch.result import Result
+from tf4slurm.launch.result_files import Result
 
 
 class TerminalOutput:
