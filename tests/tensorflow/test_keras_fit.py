@@ -211,7 +211,8 @@ def features(directory: Path, *names: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-@pytest.mark.parametrize("model", [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
+@pytest.mark.long  # the reference suite compares other models
+@pytest.mark.parametrize("model", NAMES)
 def test_model_trains_on_ps_as_with_keras(tmp_path: Path, model: str) -> None:
     keras = result_of(tmp_path, model, "--keras", "--epochs", "6")
     ours = result_of(tmp_path, model, "--epochs", "6", roles=("--ps", "2", "--workers", "2"))
@@ -223,7 +224,8 @@ def test_model_trains_on_ps_as_with_keras(tmp_path: Path, model: str) -> None:
     assert ours["accuracy"] > keras["accuracy"] - 0.05
 
 
-@pytest.mark.parametrize("model", ["cnn", *(pytest.param(name, marks=pytest.mark.long) for name in ("mlp", "outputs"))])
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["cnn", "mlp", "outputs"])
 def test_one_process_trains_exactly_as_keras(tmp_path: Path, model: str) -> None:
     keras, ours = (result_of(tmp_path, model, "--epochs", "3", *more) for more in (["--keras"], []))
     assert ours["history"].keys() == keras["history"].keys()
@@ -244,9 +246,8 @@ def test_fit_can_be_called_again_after_an_interrupt_while_variables_are_initiali
     assert ran.stdout.splitlines() == ["interrupted", "iterations 2"], ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(
-    "model", ["outputs", *(pytest.param(name, marks=pytest.mark.long) for name in ("cnn", "text"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["outputs", "cnn", "text"])
 def test_workers_in_step_train_the_same_model(tmp_path: Path, model: str) -> None:
     ours = result_of(tmp_path, model, "--epochs", "12", roles=IN_STEP)
     assert ours["iterations"] == ours["steps"]

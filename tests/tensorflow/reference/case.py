@@ -64,7 +64,7 @@ class Case:
         callbacks: Returns the callbacks; its argument is `models`.
         read: Returns further results to compare, from `models` and the trained model.
         tolerance: Relative and absolute error of float results.
-        is_quick: Belongs to the third that `make test` runs.
+        is_quick: Belongs to the fifth that `make test` runs.
     """
 
     name: str

@@ -29,14 +29,13 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
             data="one_batch",
             options={"steps_per_epoch": 40},
             asynchronous=SAME_WEIGHTS,
-            is_quick=True,
         ),
         Case("momentum", lambda m: m.dense(m.optimizers.SGD(0.1, momentum=0.9))),
         Case("Nesterov", lambda m: m.dense(m.optimizers.SGD(0.1, momentum=0.9, nesterov=True))),
         Case("RMSprop", lambda m: m.dense(m.optimizers.RMSprop(0.01, momentum=0.5, centered=True))),
         Case("Adagrad", lambda m: m.dense(m.optimizers.Adagrad(0.1))),
         Case("Adadelta", lambda m: m.dense(m.optimizers.Adadelta(1.0))),
-        Case("Adam", lambda m: m.dense(m.optimizers.Adam(0.05)), is_quick=True),
+        Case("Adam", lambda m: m.dense(m.optimizers.Adam(0.05))),
         Case("amsgrad", lambda m: m.dense(m.optimizers.Adam(0.05, amsgrad=True))),
         Case("AdamW with excluded variables", lambda m: m.without_bias_decay(), is_quick=True),
         Case("Adamax", lambda m: m.dense(m.optimizers.Adamax(0.05))),
@@ -49,7 +48,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
         Case("clipnorm", lambda m: m.dense(m.optimizers.SGD(0.5, clipnorm=0.2))),
         Case("clipvalue", lambda m: m.dense(m.optimizers.SGD(0.5, clipvalue=0.1))),
         Case("global_clipnorm", lambda m: m.dense(m.optimizers.SGD(0.5, global_clipnorm=0.2)), is_quick=True),
-        Case("use_ema", lambda m: m.dense(m.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)), is_quick=True),
+        Case("use_ema", lambda m: m.dense(m.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))),
         Case(
             "ema_overwrite_frequency",
             lambda m: m.dense(m.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3)),
@@ -61,7 +60,6 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
         Case(
             "learning rate schedule",
             lambda m: m.dense(m.optimizers.Adam(m.optimizers.schedules.InverseTimeDecay(0.1, 2, 0.5))),
-            is_quick=True,
         ),
         Case(
             "gradient_accumulation_steps",
@@ -92,7 +90,6 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
                 metrics=["accuracy"],
             ),
             data="images",
-            is_quick=True,
         ),
         Case(
             "BatchNormalization",
@@ -107,7 +104,6 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
             "Dropout with a seed",
             lambda m: m.stack(m.layers.Dense(6), m.layers.Dropout(0.5, seed=3)),
             in_step=differs(_OWN_MASK),
-            is_quick=True,
         ),
         Case("Embedding", lambda m: m.embedding(m.layers.Flatten()), data="words"),
         Case(
@@ -157,7 +153,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
             is_quick=True,
         ),
         Case("add_loss", lambda m: m.stack(m.layers.Dense(6), m.AddsLoss())),
-        Case("kernel_regularizer", lambda m: m.dense(hidden={"kernel_regularizer": "l2"}), is_quick=True),
+        Case("kernel_regularizer", lambda m: m.dense(hidden={"kernel_regularizer": "l2"})),
         Case("a masked loss", lambda m: m.embedding(mask_zero=True), data="word_targets", in_step=differs(_VALID_ROWS)),
         Case(
             'reduction="sum"',
@@ -171,7 +167,6 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
             lambda m: m.classifier(m.metrics.BinaryAccuracy(), m.metrics.AUC(num_thresholds=20, name="auc")),
             data="binary_batch",
             asynchronous=SAME,
-            is_quick=True,
         ),
         Case(
             "Precision with several thresholds",
@@ -280,7 +275,6 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
             ps=_JIT,
             in_step=_XLA,
             asynchronous=_JIT,
-            is_quick=True,
         ),
         Case("run_eagerly=True", lambda m: m.dense(run_eagerly=True), ps=_EAGERLY, asynchronous=_EAGERLY),
         Case("validation_data", lambda m: m.dense(metrics=["mae"]), options={"validation_data": True}, is_quick=True),
