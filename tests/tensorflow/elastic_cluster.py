@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -58,8 +57,7 @@ class ServerStarter:
         os.waitpid(self._process_id, 0)
 
     def _serve(self, connection: socket.socket) -> int:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended servers
-        started = []
+        started = []  # ended servers stay zombies until the end, so that no other process gets their ids
         for line in connection.makefile("r"):
             cluster, role, index = json.loads(line)
             process_id = os.fork()
@@ -69,7 +67,8 @@ class ServerStarter:
             started.append(process_id)
             connection.sendall(b"%d\n" % process_id)
         for process_id in started:
-            try_signal(process_id, signal.SIGKILL)
+            os.kill(process_id, signal.SIGKILL)
+            os.waitpid(process_id, 0)
         return 0
 
 
@@ -119,7 +118,7 @@ class ElasticCluster:
         self.signal(address, signal.SIGKILL)
 
     def signal(self, address: str, number: int) -> None:
-        try_signal(self._ids[address], number)
+        os.kill(self._ids[address], number)
 
     def kill_ps(self) -> None:
         self.signal(self._ps[0], signal.SIGKILL)
@@ -147,8 +146,3 @@ class ElasticCluster:
     def _address(self) -> str:
         self._held.append(hold_port())
         return f"127.0.0.1:{self._held[-1].port}"
-
-
-def try_signal(process_id: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process_id, number)
