@@ -38,7 +38,10 @@ _channel_process = 0
 
 
 def find_script_channel() -> ScriptChannel | None:
-    """Return this process's channel to its agent, or None without one. A forked process gets a channel of its own."""
+    """Return this process's channel to its agent. Return None if the process has no agent, or cannot connect to it.
+
+    A forked process gets a channel of its own.
+    """
     global _channel, _channel_process
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
@@ -63,17 +66,17 @@ def to_socket_address(name: str) -> str:
 
 
 class CompletionSignal:
-    """Sends once that this process is done or has failed. A failure that follows "done" is sent, too."""
+    """Sends "done" or "failed" for this process, once. If the process fails after "done", "failed" is sent, too."""
 
     def __init__(self, send: Callable[[bool], None]) -> None:
-        """`send(has_failed)` is the function that sends the signal."""
+        """Store `send`, the function that sends the signal. Its argument is whether the process has failed."""
         self._send = send
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._sent: bool | None = None
 
     def send(self, failed: bool = False) -> None:
-        """Send the signal, unless it was sent before. A failure is sent also after "done". In a fork, do nothing."""
+        """Send the signal, unless it was sent before. After "done", a failure is still sent. In a fork, do nothing."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -84,7 +87,7 @@ class CompletionSignal:
             self._send(failed)
 
     def send_at_exit(self) -> None:
-        """Send the signal when the interpreter exits, with a failure after an uncaught exception."""
+        """Send the signal when the interpreter exits. It is a failure if an uncaught exception has ended the script."""
 
         def send() -> None:
             # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
@@ -97,7 +100,10 @@ class ScriptChannel:
     """A process's connection to its agent, with the last `state` sent and the last `desired` state received."""
 
     def __init__(self, name: str, *, is_helper: bool = False) -> None:
-        """Connect to the agent's socket, the value of SCRIPT_CHANNEL_VARIABLE. Raise OSError if that fails."""
+        """Connect to the agent's socket `name`, the value of SCRIPT_CHANNEL_VARIABLE. Raise OSError if that fails.
+
+        `is_helper` is true in a process that is a fork of another one with a channel, or that multiprocessing started.
+        """
         self.desired = DesiredState()
         self.state = ScriptState(is_helper=is_helper)
         self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
@@ -153,9 +159,9 @@ class ScriptChannel:
             self.send()
 
     def send_shards(self, token: str, request: ShardRequest | None) -> None:
-        """Send a `DataShards` object's request for shards, in place of its last one. None removes its request.
+        """Send the request for shards of the `DataShards` object with this token. It replaces the object's last one.
 
-        `token` identifies the object.
+        If `request` is None, remove the object's request. The requests of other objects stay.
 
         Raises:
             DataShardsError: The message is too long. Nothing was sent.
@@ -206,9 +212,10 @@ class ScriptChannel:
         self._save_if_stopping()
 
     def enable_stop_requests(self) -> None:
-        """Send the agent that this script checks for stop requests. Further calls do nothing.
+        """Send the agent that this script checks for stop requests. Idempotent.
 
-        The first call in the main thread also forwards stop signals that end the process by default to the agent.
+        The first call in the main thread also installs a handler that forwards stop signals to the agent. Signals that
+        the script handles or ignores are left alone.
         """
         if not self.state.handles_stop:
             self.send(handles_stop=True)
@@ -219,7 +226,7 @@ class ScriptChannel:
                 _forward_signals(numbers, self)
 
     def _close_in_fork(self) -> None:
-        """Close the copy of the socket, because a copy hides the end of the parent process from the agent."""
+        """Close the copy of the parent's socket in a fork. With it, the agent would not notice the parent's end."""
         self.is_open = False
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())
@@ -260,7 +267,7 @@ class ScriptChannel:
 
 
 def _state_after(reports: Sequence[StepMetrics], before: ScriptState) -> dict[str, object]:
-    """Return the fields of the state `before` that these metrics change, with their new values."""
+    """Return the fields of the state `before` that these reports change, with their new values."""
     if not reports:
         return {}
     latest = merge_metrics(reports)
@@ -294,7 +301,7 @@ def _forward_signals(numbers: Sequence[signal.Signals], channel: ScriptChannel) 
 def _restore_in_forks(numbers: Sequence[signal.Signals], handle: Callable[[int, FrameType | None], None]) -> None:
     """Let each of these signals end a forked process again, instead of stopping the job.
 
-    The signals are blocked during the fork, so that the new process handles none of them with `handle`.
+    The signals are blocked during the fork, so that the new process does not call `handle` for any of them.
     """
     held = threading.local()
 

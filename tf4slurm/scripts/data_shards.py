@@ -145,7 +145,7 @@ class DataShards(Iterator[Shard]):
             self.restore(position)
 
     def __iter__(self) -> DataShards:
-        """Begin a `for` loop. It repeats the shards in hand, which an error or `break` in an earlier loop has left."""
+        """Begin a `for` loop. If an earlier loop ended by an error or `break`, first repeat the shards in hand."""
         self._begin()
         self._again = set(self._in_hand)
         return self
@@ -176,7 +176,8 @@ class DataShards(Iterator[Shard]):
 
         Args:
             capacity: The number of shards that this process wants in hand, at most 1,000. The launcher leases them
-                ahead, so that later calls return at once. With 0 it takes back all shards of this process.
+                ahead, so that later calls return at once. With 0, this process gives all its shards back to the
+                launcher.
             wait: Wait for a shard (default). With False, return None if the launcher has not leased one yet. Do not
                 wait with a shard in hand: if it is the last one, the wait never ends.
 
@@ -198,7 +199,7 @@ class DataShards(Iterator[Shard]):
 
     @property
     def in_hand(self) -> tuple[Shard, ...]:
-        """The shards that this process has taken and has not reported done, sorted by number."""
+        """The shards that this process has taken and has not marked as done, sorted by number."""
         self._begin()
         return tuple(map(self._shard, sorted(self._in_hand)))
 
@@ -215,9 +216,9 @@ class DataShards(Iterator[Shard]):
     def done(self, *shards: Shard) -> None:
         """Mark these shards as done. Without arguments, mark all shards in hand.
 
-        The next `take` or `position` tells the launcher. A `for` loop does both itself when it needs the next shards.
-        Within the loop, call this function before a save. Call it also before a `break`, if the shard in hand is
-        trained. Otherwise the shard is repeated.
+        The next call of `take` or `position` reports them to the launcher. A `for` loop marks and reports its shards
+        itself, when it needs the next ones. Within a loop, call this function before a save. Call it also before a
+        `break`, if the shard in hand is trained. Otherwise the shard is repeated.
         """
         self._finish({shard.number for shard in shards} if shards else self._in_hand)
 
@@ -285,12 +286,12 @@ class DataShards(Iterator[Shard]):
         return self._shard(number)
 
     def _count_ahead(self) -> int:
-        """Return how many shards the loop leases together: as many as it finishes in 2 s, from 1 to 8."""
+        """Return how many shards the loop leases together: as many as it finishes in 2 s at its speed, from 1 to 8."""
         seconds = max(time.monotonic() - self._leased_at, 0.001)
         return min(max(round(self._finished * _LEASE_SECONDS / seconds), 1), _MAX_LEASED)
 
     def _exchange(self, **changes: Any) -> None:
-        """Change fields of the request, send it if it differs from the last one, and read the launcher's answer."""
+        """Change fields of the request, and send it if it differs from the last one. Read the launcher's answer."""
         self._begin()
         done = tuple(sorted(self._done))
         self._request = dataclasses.replace(self._request, done=done, **changes)
@@ -305,7 +306,7 @@ class DataShards(Iterator[Shard]):
         self._read()
 
     def _begin(self) -> None:
-        """Begin to lease shards in this process, which may be a fork of another one. Idempotent."""
+        """Start with no shards in a process that has not used this object before, such as a fork. Idempotent."""
         if self._process == os.getpid():
             return
         self._channel = find_script_channel()
@@ -316,7 +317,7 @@ class DataShards(Iterator[Shard]):
         self._process = os.getpid()  # last: after a Ctrl-C the next call begins again
 
     def _read(self) -> None:
-        """Read the launcher's latest answer, which may be older than the last request. Raise the error that it has."""
+        """Read the launcher's latest answer, which may be older than the last request. If it has an error, raise it."""
         if self._channel is not None:
             grants = self._channel.desired.shards
         else:

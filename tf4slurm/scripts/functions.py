@@ -158,7 +158,7 @@ def share_of(files: Iterable[str | os.PathLike[str]], index: int, count: int) ->
 
 
 def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]:
-    """Return the files sorted by name, if they are enough for `count` workers.
+    """Return the files sorted by name. Check that there are at least `count`, the number of workers.
 
     Raises:
         ValueError: A file is named twice, or there are fewer files than workers.
@@ -176,7 +176,10 @@ def sort_files(files: Iterable[str | os.PathLike[str]], count: int) -> list[str]
 
 
 def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, dict[str, float], dict[str, str]]:
-    """Return the step, the metrics, and by name the text of a warning for each value that is dropped."""
+    """Check the arguments of `report`. Return the step, the valid metrics, and the warnings.
+
+    The warnings are texts by the name of the value that is dropped.
+    """
     complaints: dict[str, str] = {}
     short = [name for name in metrics if len(name) <= _MAX_NAME_CHARACTERS][:MAX_METRICS]
     if len(short) < len(metrics):
@@ -190,7 +193,7 @@ def _check_report(step: Any, metrics: Mapping[str, Any]) -> tuple[int | None, di
 
 
 def _convert(name: str, value: Any, convert: Callable[[Any], _T], complaints: dict[str, str]) -> _T | None:
-    """Return `convert(value)`. If it fails, add the text of a warning to `complaints`, and return None."""
+    """Return `convert(value)`. If it fails, add a warning to `complaints`, under the metric's name, and return None."""
     try:
         return convert(value)
     except Exception:

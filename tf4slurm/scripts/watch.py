@@ -24,6 +24,7 @@ from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.control.clock import JobClock
 from tf4slurm.errors import RendezvousConnectionError
 from tf4slurm.scripts.channel import ScriptChannel
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.proc import is_stopped
 
 _POLL_SECONDS = 1.0
@@ -35,8 +36,11 @@ _WAIT_FOR_CHIEF = "session_manager.wait_for_session"
 _CONNECT, _COORDINATOR = "parameter_server_strategy_v2._connect_to_cluster", "cluster_coordinator."
 _IGNORE = 1  # SIG_IGN of signal.h
 
-STOPPED_SECONDS = 10.0
-"""Seconds for which a signal may stop a sidecar before it counts as lost: the heartbeat timeout of sidecars."""
+STOPPED_SECONDS = JobSpec.heartbeat_timeout_seconds
+"""Seconds after which a sidecar that a signal has stopped counts as lost.
+
+Sidecars have the default heartbeat timeout, so the launcher then counts the sidecar as lost, too.
+"""
 
 _watches: list[ScriptWatch] = []
 
@@ -44,10 +48,12 @@ _watches: list[ScriptWatch] = []
 def watch_sidecar(
     channel: ScriptChannel, sidecar_id: int, task: Task, tasks: Iterable[Task], exit_seconds: float | None
 ) -> None:
-    """Start the thread in this process, the script of `task`.
+    """Start a thread that watches the sidecar and this process, which runs the script of `task`.
 
     Args:
+        channel: The channel to the sidecar.
         sidecar_id: Process ID of the sidecar.
+        task: The task of this process.
         tasks: All tasks of the cluster.
         exit_seconds: See `ps_exit_seconds` of `get_server_dictionary`.
     """
@@ -56,13 +62,13 @@ def watch_sidecar(
 
 
 def call_after_training(function: Callable[[], object]) -> None:
-    """Call a function in the watching thread when no task needs the ps any more. Without a sidecar, do nothing."""
+    """Let the watching thread call a function when no task needs the ps any more. Without a sidecar, do nothing."""
     for watch in _watches:
         watch.functions.append(function)
 
 
 def keep_running() -> None:
-    """Do not end this ps `ps_exit_seconds` after training. Its script waits for the end of training itself."""
+    """Do not end this ps `ps_exit_seconds` after training: its script ends itself. Without a sidecar, do nothing."""
     for watch in _watches:
         watch.exit_seconds = None
 
@@ -71,9 +77,9 @@ class ScriptWatch:
     """Watches the sidecar and the main thread of this process. See this module's docstring.
 
     Attributes:
-        exit_seconds: Seconds from the end of training until this process is ended; None if it is not to be ended then.
+        exit_seconds: Seconds from the end of training until this process is ended, or None to leave that to its script.
             See `ps_exit_seconds` of `get_server_dictionary`.
-        functions: Functions that are called when no task needs the ps any more.
+        functions: Functions to call, once, when no task needs the ps any more.
     """
 
     def __init__(
@@ -153,7 +159,10 @@ def _main_thread_calls() -> list[str]:
 
 
 def _exit(exit_code: int, why: str) -> None:
-    """End this process after its exit functions. The main thread may wait in C++, so no exception can end it."""
+    """Run this process's exit functions, print `why`, and end the process. Any thread may call this.
+
+    An exception in the main thread could not end the process, because that thread may wait in C++.
+    """
     sys.stderr.write(f"tf4slurm: {why}.\n")
     if exit_code:
         sys.last_value = RuntimeError(why)  # as after an uncaught exception: exit functions report a failure
@@ -167,7 +176,7 @@ def _exit(exit_code: int, why: str) -> None:
 
 
 def ignore_termination() -> None:
-    """Ignore SIGTERM, so that the end of the step does not change the exit code of a process that ends anyway.
+    """Ignore SIGTERM in a process that is about to exit, so that the end of the step does not change its exit code.
 
     Any thread may call this, unlike `signal.signal`.
     """

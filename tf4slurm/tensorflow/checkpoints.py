@@ -35,7 +35,7 @@ _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Cancel
 
 
 def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
-    """Return False, which hides the record, for TensorFlow's warning that each save on a ps traces a function again."""
+    """Return whether to log a record. Only TensorFlow's warning that saves on a ps trace a function again is hidden."""
     return "tf_function_save" not in record.getMessage()
 
 
@@ -270,8 +270,8 @@ def _evaluate(evaluate: Callable[[str], Mapping[str, float] | None], checkpoint:
 def _finished(directory: Path) -> list[str]:
     """Return the paths of the finished checkpoints, newest first.
 
-    The file `checkpoint` lists them. Without this file, they are the checkpoints that have an index file. If the file
-    `checkpoint` is empty, delete it.
+    The file `checkpoint` lists them. If there is no such file, they are the checkpoints that have an index file. An
+    empty file `checkpoint` is deleted.
     """
     try:
         state = tf.train.get_checkpoint_state(str(directory))

@@ -28,26 +28,26 @@ _NOT_PARSED = "Unable to parse request"
 _MAX_NOT_PARSED = 10  # attempts to run a closure; a request that is really invalid fails each time
 _Thread = Future[BaseException | None]
 _threads: weakref.WeakKeyDictionary[Any, list[_Thread]] = weakref.WeakKeyDictionary()
-"""By coordinator, the threads of the last `ClosureRunner.run`, until all have ended.
+"""By coordinator, one future for each thread of the last `ClosureRunner.run`, until all of these threads have ended.
 
-Each thread sets the result of its future to its error, or to None. `Thread.join` is not used: after a Ctrl-C in it,
-Python before 3.13 counts a running thread as ended.
+A thread sets the result of its future to the exception that ended it, or to None. `Thread.join` is not used: after a
+Ctrl-C in it, Python before 3.13 counts a running thread as ended.
 """
 
 
 class Work(Protocol):
     """The units of work of a `ClosureRunner`, such as the shards of one call of `run_shards`.
 
-    Several threads call these methods. No two calls of `is_over`, `take`, `stop` and `complete` overlap, and no two
-    calls of `schedule`.
+    Several threads call these methods. Only one thread at a time is in `is_over`, `take`, `stop` or `complete`, and
+    only one in `schedule`.
     """
 
     @property
     def is_over(self) -> bool:
-        """Whether `take`, which has just returned None, will return no more units."""
+        """Whether no more units will come. The runner reads this after `take` has returned None."""
 
     def take(self) -> Any:
-        """Return the next unit, or None if there is none now."""
+        """Return the next unit. Return None if no unit is available now."""
 
     def stop(self) -> None:
         """Let `take` return no more units."""
@@ -69,7 +69,7 @@ class ClosureRunner:
     """Runs the units of a `Work` on the workers of a coordinator, with two closures per worker. Call `run` once."""
 
     def __init__(self, coordinator: Any, work: Work, timeout_seconds: float) -> None:
-        """Store the arguments. Call `wait_for_closures` before.
+        """Store the arguments. Call `wait_for_closures` first, because closures of an earlier call may still run.
 
         `timeout_seconds` is the longest time without a completed unit.
         """
@@ -87,9 +87,9 @@ class ClosureRunner:
         """Run all units. Return whether the job was asked to stop meanwhile. With `ends_at_stop=False`, return False.
 
         Args:
-            poll: Called in this thread after a completed unit, and otherwise every 0.1 s.
+            poll: Called in the caller's thread after a completed unit, and otherwise every 0.1 s.
             ends_at_stop: After a stop request, start no more units, and wait at most 10 s for running ones (default).
-                With False, ignore stop requests. An error or Ctrl-C always ends this call in the same way.
+                With False, ignore stop requests. After an error or Ctrl-C, the call always waits like this.
 
         Raises:
             TrainingTimeoutError: No unit was completed for `timeout_seconds`.
@@ -112,9 +112,9 @@ class ClosureRunner:
         return is_stopped
 
     def _watch(self, threads: list[_Thread], poll: Callable[[], None], ends_at_stop: bool) -> bool:
-        """Start threads, and wait until all have ended, one has failed, or a stop request is 10 s old.
+        """Start the threads that run units, and call `poll`. Return whether a stop was requested.
 
-        Return whether a stop was requested.
+        The call ends when all threads have ended, when one has failed, or 10 s after a stop request.
         """
         is_stopped, give_up_at, next_start = False, float("inf"), 0.0
         while time.monotonic() < give_up_at and not self._errors:
@@ -135,14 +135,14 @@ class ClosureRunner:
         return is_stopped
 
     def _poll(self, poll: Callable[[], None]) -> None:
-        """Call `poll`. Its time does not count for the timeout: it may wait for a shard, or save a checkpoint."""
+        """Call `poll`. Its duration does not count for the timeout: it may wait for a shard, or save a checkpoint."""
         begin = time.monotonic()
         poll()
         with self._changed:
             self._changed_at += time.monotonic() - max(self._changed_at, begin)
 
     def _start_threads(self, threads: list[_Thread]) -> None:
-        """Start threads until there are two per worker. Each runs one closure after another."""
+        """Start threads until there are two per worker, and add their futures to `threads`."""
         while len(threads) < CLOSURES_PER_WORKER * max(count_tasks("worker"), 1):
             ended: _Thread = Future()
             name = f"tf4slurm-closures-{len(threads)}"
@@ -155,7 +155,7 @@ class ClosureRunner:
             self._changed.notify_all()
 
     def _give_up(self, threads: list[_Thread]) -> None:
-        """Schedule no more closures. Wait at most 10 s for running ones, since a worker may hang."""
+        """Schedule no more closures. Wait at most 10 s for running closures, because a worker may hang."""
         self._is_given_up = True
         self._stop()
         wait([each for each in threads if not each.cancel()], _STOP_SECONDS)
@@ -163,9 +163,9 @@ class ClosureRunner:
             _forget_run(self._coordinator, threads)
 
     def _run_units(self, ended: _Thread) -> None:
-        """Run one unit after another until there are no more, or one fails. Then set the result of `ended`.
+        """Run one unit after another, in a thread, until there are no more, or one fails.
 
-        If `ended` was cancelled, do nothing.
+        At the end, set the result of the thread's future `ended`. If the future was cancelled before, do nothing.
         """
         if not ended.set_running_or_notify_cancel():
             return
@@ -187,7 +187,7 @@ class ClosureRunner:
                 self._changed.notify_all()
 
     def _next(self) -> Any:
-        """Wait for the next unit and return it, or None if there are no more."""
+        """Wait for the next unit, and return it. Return None if no more units will come."""
         with self._changed:
             while (unit := self._work.take()) is None and not self._work.is_over:
                 self._changed.wait(_POLL_SECONDS)
@@ -218,10 +218,11 @@ class ClosureRunner:
     def _is_not_parsed(self, error: tf.errors.OpError) -> bool:
         """Return whether to run a closure again, because a worker could not parse a request.
 
-        It may be the request of another closure. While one thread sends the request of a function, another may
+        The request may be that of another closure. While one thread sends the request of a function, another thread may
         instantiate a function for the first time. The vector that both use then moves in memory, and the request has
         arbitrary bytes as its device (EagerClusterFunctionLibraryRuntime::Run, TensorFlow 2.21). The coordinator raises
-        the error in `fetch` and in the next `schedule`, and cancels all other closures. All run again.
+        the error in `fetch` and in the next `schedule`, and cancels all other closures. All of these closures run
+        again.
         """
         self._has_not_parsed = self._has_not_parsed or _NOT_PARSED in str(error)
         is_other = isinstance(error, tf.errors.InternalError) and _NOT_PARSED not in str(error)
@@ -244,7 +245,10 @@ def wait_for_closures(coordinator: Any, timeout_seconds: float) -> None:
 
 
 def _forget_run(coordinator: Any, threads: list[_Thread]) -> None:
-    """Forget these threads, which have all ended. Clear the coordinator's error, which its next call would raise."""
+    """Forget the futures of an earlier `ClosureRunner.run`, whose threads have all ended.
+
+    If one of the threads has failed, clear the coordinator's error. Otherwise its next call would raise this error.
+    """
     if any(not each.cancelled() and each.result() for each in threads):
         with contextlib.suppress(Exception):
             coordinator.join()

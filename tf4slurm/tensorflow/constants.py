@@ -20,7 +20,10 @@ from tf4slurm.errors import TrainingError
 from tf4slurm.jobs.formatting import format_bytes, format_list
 
 MAX_BYTES = 2**31 - 2**24
-"""The limit in bytes: the largest message of protobuf (2 GiB), less 16 MiB for the rest of the graph."""
+"""The largest size in bytes of a function's arrays.
+
+It is protobuf's limit of 2 GiB for a message, less 16 MiB for the rest of the graph.
+"""
 
 _REFUSES = "make_tensor_proto"  # the function of TensorFlow that raises the error for one large array
 _MOST_ARRAYS = 5  # that an error names
@@ -55,7 +58,7 @@ def check_arrays(subject: str, graph: Any) -> None:
     """Raise TrainingError if the traced function with this graph uses arrays that are too large to send.
 
     All constants of the function, and of the functions that it calls, are sent in one message. Each tensor that the
-    function captures is sent in a message of its own.
+    function captures is sent in a message of its own. `subject` names the function in the error, such as "The step".
     """
     called = [function.graph for function in graph._functions.values() if hasattr(function, "graph")]
     constants = [array for each in (graph, *called) for array in _constants_of(each.get_operations())]
@@ -66,7 +69,7 @@ def check_arrays(subject: str, graph: Any) -> None:
 
 
 def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
-    """Return `coordinator.create_per_worker_dataset(dataset_fn)`.
+    """Return `coordinator.create_per_worker_dataset(dataset_fn)`, and check the size of its arrays.
 
     Raises:
         TrainingError: The arrays that `dataset_fn` uses are too large to send.
@@ -79,14 +82,17 @@ def create_per_worker_dataset(coordinator: Any, dataset_fn: Any) -> Any:
 
 
 def check_datasets_of(coordinator: Any) -> None:
-    """Let this coordinator's method `create_per_worker_dataset` check the arrays, as the function above does."""
+    """Let `coordinator.create_per_worker_dataset` raise TrainingError if its function uses arrays that are too large.
+
+    The method of this coordinator is replaced by `create_per_worker_dataset` of this module.
+    """
     coordinator.create_per_worker_dataset = lambda dataset_fn: create_per_worker_dataset(coordinator, dataset_fn)
 
 
 def max_copies(operations: Iterable[Any]) -> int:
     """Return how many copies of these operations fit into the 2 GB of a TensorFlow function, but at least 1.
 
-    Only the constants among the operations count.
+    Only operations that are constants count.
     """
     num_bytes = sum(array.num_bytes for array in _constants_of(operations))
     return max(1, MAX_BYTES // max(num_bytes, 1))
@@ -105,7 +111,7 @@ def _describe(tensor: Any) -> _Array:
 
 
 def _find_refused_array(error: BaseException) -> Any:
-    """Return the array that TensorFlow has refused, or None if the error has another cause."""
+    """Return the array whose size TensorFlow has refused with `error`. Return None if the error has another cause."""
     while error.__context__ is not None:  # AutoGraph raises a copy of TensorFlow's error, which is its context
         error = error.__context__
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

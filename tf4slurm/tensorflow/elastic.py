@@ -5,28 +5,40 @@ TensorFlow's coordinator, in the chief (tensorflow/python/distribute/coordinator
     script ── schedule() ──> closure queue      _queue_lock
                                   │ get()
     thread per worker      Worker._process_closure, _process_resource_closure
-                                  │ in WorkerPreemptionHandler.wait_on_failure; if the worker is lost:
+                                  │ in WorkerPreemptionHandler.wait_on_failure; if the worker has failed:
                                   │ put_back(), _is_dead_with_error = error, set _cluster_due_for_update_or_finish,
                                   │ wait for _worker_up_cond; then _on_worker_recovery() creates its datasets again
     update thread          WorkerPreemptionHandler._preemption_handler, under _cluster_update_lock:
                            wait for _cluster_due_for_update_or_finish, Context.update_server_def(all servers), notify
 
 `update_server_def` returns when all servers answer. So TensorFlow alone cannot add a worker, let one leave or take
-another address, or use one again while another one stays lost.
+another address, or use one again while another one is missing.
 
 **As long as nothing needs that, TensorFlow works alone**: its handler, workers, coordinator and strategy are its own.
-Two things differ. The update thread waits for lost workers in Python, not in C++, so that the wait can end
+Two things differ. The update thread waits for missing workers in Python, not in C++, so that the wait can end
 (`_update_when_all_answer`). The index of a worker is a tensor in the chief (`WorkerIndex`).
 
 **Then `_switch` makes the workers elastic**, for the rest of the process. The reason is one of three: the agent sends
-other workers than the first ones, a lost worker has been back for 10 s while another is not, or a ps is lost while the
-update thread waits for a worker. The update thread ends. In its place, the thread of `WorkerWatch` calls
-`ElasticWorkers`, which updates the workers that answer.
+other workers than the first ones, a failed worker has answered again for 10 s while another worker is missing, or a ps
+is lost while the update thread waits for a worker. The update thread ends. In its place, the thread of `WorkerWatch`
+calls `ElasticWorkers`, which updates the workers that answer.
+
+These modules use the following words for a worker:
+
+    failed         a closure on it ended with an error which shows that its server had ended or did not answer;
+                   TensorFlow's word is dead
+    missing        its server does not answer now
+    connected      TensorFlow's ServerDef has its address; the opposite is disconnected ("left out" in the log)
+    in use         it is connected, and may take closures
+    out            it is not in use, and runs no closure: it has failed, is released, or is not connected yet
+    joined         it is not one of the first workers, with which the strategy was created
+
+A ps is lost if a connection to its address fails. If only the answer times out, the ps is not lost.
 
     elastic               the time before the switch, and the switch
-    elastic_workers       the time after it: which workers are used, and the threads of those that are not
+    elastic_workers       the time after it: which workers are in use, and the threads of the others
     elastic_states        the states of a worker, and the events that change them
-    elastic_resources     datasets, tables and variables of workers that join later
+    elastic_resources     datasets, tables and variables of joined workers
     elastic_connections   which servers answer, and how RPCs to the others end
 """
 
@@ -93,19 +105,19 @@ _PRIVATE_NAMES = {
         "_cancellation_mgr": "tell cancelled closures from failed ones",
     },
 }
-"""What this module and those that begin with `elastic_` use of TensorFlow's private classes, and why."""
+"""By class, the private attributes of TensorFlow that the modules `elastic*` use, and the use of each."""
 
 
 def let_workers_change(coordinator: Any, cluster: Mapping[str, Sequence[str]], channel: ScriptChannel | None) -> None:
-    """Let workers join and leave when the agent requests it, and let lost workers return one by one.
+    """Let workers join and leave when the agent requests it, and let failed workers return one by one.
 
     The chief reports the workers in use to the agent, or the reason why they cannot change. If they cannot change,
-    TensorFlow's own recovery remains: it waits until all lost workers are back.
+    TensorFlow's own recovery remains: it waits until all failed workers are back.
 
     Args:
         coordinator: A new ClusterCoordinator, which has scheduled nothing yet.
         cluster: The cluster spec with which the coordinator's strategy has connected.
-        channel: The connection to the agent, or None. Then the workers of `cluster` are used, and nothing is reported.
+        channel: The connection to the agent. With None, the workers of `cluster` are used, and nothing is reported.
     """
     reason = _find_obstacle(coordinator)
     if not reason:
@@ -137,12 +149,13 @@ class WorkerWatch:
             worker.worker_index = WorkerIndex(worker.worker_index)
 
     def start(self) -> None:
-        """Report the workers in use, and start the thread that reports each change and updates elastic workers."""
+        """Report the workers in use. Start the thread that reports each change and updates elastic workers."""
         self._report()
         threading.Thread(target=self._run, name="tf4slurm-workers", daemon=True).start()
 
     def _run(self) -> None:
         while self._handler._should_preemption_thread_run and threading.main_thread().is_alive():
+            # The agent sends no workers until some have changed. Then the first workers are to be used.
             workers = _parse(self._channel.desired.workers if self._channel is not None else ()) or self._workers
             if workers != self._workers:
                 self._reason = self._reason or "other workers are to be used"
@@ -154,9 +167,10 @@ class WorkerWatch:
             time.sleep(_POLL_SECONDS)
 
     def _switch(self) -> None:
-        """Make the workers elastic. The first update comes 0.2 s later.
+        """Make the workers elastic. The first call of `ElasticWorkers.update` comes 0.2 s later.
 
-        Until then, functions whose registration has begun can be registered.
+        In this time, threads that were registering a function on the workers, without `_context_lock`, can finish. A
+        worker that left earlier would make the registration fail.
         """
         from tf4slurm.tensorflow.elastic_workers import ElasticWorkers  # subclasses private classes of TensorFlow
 
@@ -170,11 +184,11 @@ class WorkerWatch:
         if self._channel is None:
             return
         if self._elastic is not None:
-            used, unusable = self._elastic.used, tuple(self._elastic.unusable.items())
+            workers, unusable = self._elastic.needed, tuple(self._elastic.unusable.items())
         else:
-            used, unusable = self._workers.keys() - self._find_failed(), ()
+            workers, unusable = self._workers.keys() - self._find_failed(), ()
         # other unusable workers follow when the first have left
-        changes: dict[str, object] = {"workers": tuple(sorted(used)), "unusable_workers": unusable[:_MAX_UNUSABLE]}
+        changes: dict[str, object] = {"workers": tuple(sorted(workers)), "unusable_workers": unusable[:_MAX_UNUSABLE]}
         if changes != self._reported:
             self._reported = changes
             self._channel.send(**changes)
@@ -183,9 +197,19 @@ class WorkerWatch:
         return {index for index, worker in enumerate(self._cluster.workers) if worker._is_dead_with_error}
 
     def _update_when_all_answer(self, server_def: Any) -> None:
-        """Call TensorFlow's `update_server_def` when all servers answer, because it would wait for them in C++.
+        """Wait until all servers answer, and call TensorFlow's `update_server_def`, which would wait for them in C++.
 
-        If the workers must become elastic, or the cluster has been stopped, end the update thread, which is the caller.
+        TensorFlow's update thread calls this method. In the wait, one of these cases holds:
+
+        * A ps is lost: the workers must become elastic, so that the wait ends.
+        * All workers and ps answer: update, and return.
+        * All workers answer, but a ps does not: wait.
+        * Each failed worker is missing: wait.
+        * Some failed workers are back, but others, or workers that have not failed, are missing: wait 10 s for these.
+          Then the workers must become elastic.
+
+        If the workers must become elastic for any reason, or the cluster has been stopped, end the update thread. If
+        another strategy connects, call TensorFlow's function at once.
         """
         if server_def is not self._handler._server_def:  # another strategy connects
             self._update_server_def(server_def)
@@ -193,7 +217,7 @@ class WorkerWatch:
         back_since = time.monotonic()
         while self._handler._should_preemption_thread_run and not self._reason:
             failed = {index: self._workers[index] for index in self._find_failed()}
-            missing = _find_missing(failed) or _find_missing(self._workers)
+            missing = _find_missing(failed) or _find_missing(self._workers)  # failed ones, or without these any others
             ps = check_servers(self._ps)
             if None in ps.values():
                 self._reason = "a ps is lost, which ends the wait for workers"
@@ -209,12 +233,12 @@ class WorkerWatch:
 
 
 def _find_missing(servers: Mapping[int, Address]) -> list[int]:
-    """Return the indices of the servers that do not answer."""
+    """Return the indices of the servers that do not answer, whatever the reason."""
     return [index for index, answer in check_servers(servers).items() if not answer]
 
 
 def _find_obstacle(coordinator: Any) -> str:
-    """Return the reason why the workers cannot change, as a sentence without a full stop, or "" if they can."""
+    """Return why the workers of a coordinator cannot change, or "" if they can. The text has no full stop."""
     first, last = _VERSIONS
     if not _numbers(first) <= _numbers(tf.__version__) <= _numbers(last):
         return f"TensorFlow {tf.__version__} is not one of the versions whose workers can change: {first} to {last}"

@@ -1,4 +1,4 @@
-"""Find out which TensorFlow servers answer, and end RPCs to those that do not.
+"""Find out which TensorFlow servers answer, and end RPCs to servers that do not.
 
 An RPC to a server that does not answer, such as one on a host that lost its power, waits for many minutes: TensorFlow's
 RPCs have no deadline and no keepalive.
@@ -19,7 +19,7 @@ from tf4slurm.network.reachability import is_answering
 
 _ANSWER_SECONDS = 2.0
 _CHECK_SECONDS = 1.0
-_FAIL_FAST = "GRPC_FAIL_FAST"  # TensorFlow reads it at each RPC
+_FAIL_FAST = "GRPC_FAIL_FAST"  # a variable of TensorFlow
 
 
 def check_servers(servers: Mapping[int, Address]) -> dict[int, bool | None]:
@@ -32,15 +32,17 @@ def check_servers(servers: Mapping[int, Address]) -> dict[int, bool | None]:
 
 
 def find_answering(servers: Mapping[int, Address]) -> dict[int, Address]:
-    """Return the servers that answer."""
+    """Return those of the servers that answer, by index."""
     return {index: servers[index] for index, answer in check_servers(servers).items() if answer}
 
 
 @contextlib.contextmanager
 def failing_fast(servers: Collection[Address]) -> Iterator[None]:
-    """During the block, let RPCs fail instead of waiting, if one of these servers is gone or no longer answers.
+    """During the block, let RPCs fail instead of waiting for one of these servers.
 
-    gRPC's variable for it holds for all RPCs of this process. `servers.py` sets the variable before.
+    An RPC to a server that is gone fails at once: TensorFlow reads the variable GRPC_FAIL_FAST at each RPC. This holds
+    for all RPCs of this process. `servers.py` gives the variable a value before. An RPC to a server that no longer
+    answers fails when a thread finds that out, after some seconds.
     """
     before = os.environ[_FAIL_FAST]
     os.environ[_FAIL_FAST] = "true"
@@ -60,7 +62,7 @@ def failing_fast(servers: Collection[Address]) -> Iterator[None]:
 
 
 def end_rpcs(servers: Mapping[int, Address], alive: Collection[int]) -> None:
-    """Let all RPCs fail to the servers whose index is not in `alive`, so that closures that run there fail, too."""
+    """End all RPCs to the servers whose index is not in `alive`, so that closures that run there fail."""
     shut_down_connections({address for index, address in servers.items() if index not in alive})
 
 
@@ -90,9 +92,9 @@ def shut_down_connections(addresses: Collection[Address]) -> None:
 def lock_function_registration(context: Any, lock: Any) -> None:
     """Let TensorFlow's context hold the lock while it registers a function on all workers.
 
-    All tracing registers functions: of closures, datasets, `evaluate`, saves and the script. TensorFlow first lists the
-    workers, and then looks each up (EagerContext::MaybeRegisterFunctionRemotely). If a worker is disconnected in
-    between, the registration fails with "Client for target … not found".
+    Each traced function is registered: closures, datasets, `evaluate`, saves, and functions of the script. TensorFlow
+    first lists the workers, and then looks each up (EagerContext::MaybeRegisterFunctionRemotely). If a worker is
+    disconnected in between, the registration fails with "Client for target … not found".
     """
 
     def locked(register: Callable[[Any], None]) -> Callable[[Any], None]:

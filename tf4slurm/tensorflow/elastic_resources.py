@@ -1,8 +1,8 @@
-"""Create on workers that join later what each worker has of its own: dataset iterators, lookup tables and variables.
+"""Create on joined workers what each worker has of its own: dataset iterators, lookup tables and variables.
 
 In TensorFlow, a PerWorkerValue has one RemoteValue per worker, in the order of the workers' indices. Each RemoteValue
-belongs to a closure that creates it on its worker, and creates it again after the worker was lost. For a joined worker,
-this module makes a closure of the same function, and appends its RemoteValue.
+belongs to a closure that creates it on its worker, and creates it again after the worker has failed. For a joined
+worker, this module makes a closure of the same function, and appends its RemoteValue.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import tensorflow as tf
 
 
 class WorkerIndex(int):
-    """The index of a worker. A tensor that is made from it, and that functions may capture, is in the chief.
+    """The index of a worker, as an int from which TensorFlow makes tensors in the chief.
 
-    TensorFlow would create the tensor on the worker. Because it holds the GIL meanwhile, a worker that is suspended
-    would block this process.
+    Functions may capture such a tensor. TensorFlow would create it on the worker, and hold the GIL until the worker
+    answers. So a worker that is suspended would block this process.
     """
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
@@ -29,7 +29,7 @@ class WorkerIndex(int):
 
 
 class PerWorkerResources:
-    """Knows the resources that a coordinator has created on its workers, and adds those of workers that join later."""
+    """Lists the resources that a coordinator has created on its workers, and creates them on joined workers, too."""
 
     def __init__(self, coordinator: Any, cluster: Any) -> None:
         """Find the resources that the coordinator has created, and record those that it creates later.
@@ -52,8 +52,11 @@ class PerWorkerResources:
         with self._lock:
             self._known += map(weakref.ref, own)
 
-    def complete(self, closure: Any) -> bool:
-        """Create the resources that the closure may need on each worker that lacks them. Return whether any did."""
+    def create_missing(self, closure: Any) -> bool:
+        """Schedule the creation of resources that the closure may use, on each worker that lacks them.
+
+        Return whether any were missing. The closure must then run later.
+        """
         workers = tuple(self._cluster.workers)
         is_incomplete = False
         with self._lock:
@@ -76,7 +79,7 @@ class PerWorkerResources:
 
 
 def _copy_to(resource: Any, worker: Any) -> Any:
-    """Schedule the creation of the same resource on another worker. Return its RemoteValue."""
+    """Schedule the creation of a resource like `resource`, a RemoteValue, on `worker`. Return its RemoteValue."""
     original = resource._closure
     closure = type(original)(
         original._function, worker._cluster.resource_cancellation_mgr, original._args, original._kwargs

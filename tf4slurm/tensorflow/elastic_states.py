@@ -21,10 +21,11 @@ class WorkerState(enum.Enum):
 WorkerEvent = Literal["begin", "end", "fail", "release", "connect"]
 """What changes the state of a worker.
 
-begin, end: Its thread has taken a closure, or is done with it.
-fail: A closure has failed because the worker is lost.
-release: It should not be used any more, or does not answer.
-connect: TensorFlow has connected to it.
+begin: The worker's thread has taken a closure. It runs the closure if the new state is RUNNING.
+end: The worker's thread is done with the closure.
+fail: A closure has failed, because the worker's server had ended or did not answer.
+release: The worker should not be used any more, or does not answer.
+connect: TensorFlow has connected to the worker.
 """
 
 OUT, IDLE, RUNNING, FINISHING = WorkerState
@@ -37,10 +38,11 @@ _NEXT: dict[WorkerState, dict[WorkerEvent, WorkerState]] = {
     FINISHING: {"begin": OUT,     "end": OUT,  "fail": OUT, "release": FINISHING, "connect": FINISHING},
 }
 # fmt: on
-"""The state after an event. OUT begins no closure, because its thread waits.
+"""The state after an event. OUT begins no closure, because the worker's thread waits.
 
 A worker that has failed may be connected again before its thread, which waits, ends the failed closure. So IDLE has a
-state after "end".
+state after "end". TensorFlow retries a cancelled resource closure within its first run. So RUNNING and FINISHING have a
+state after "begin". Only workers in the state OUT are connected: "connect" cannot occur in the other states.
 """
 
 
@@ -48,25 +50,25 @@ class WorkerStates:
     """The state of each worker by index. Thread-safe.
 
     Attributes:
-        unchanged: A context manager. In its block, other threads change no state.
+        unchanged: A context manager. During its block, only the thread of the block can change states.
     """
 
     def __init__(self, indices: Iterable[int]) -> None:
-        """Begin with these workers in the state IDLE."""
+        """Create the states, with each of these workers IDLE."""
         self._states = dict.fromkeys(indices, IDLE)
         self._changed = threading.Condition()
         self.unchanged: contextlib.AbstractContextManager[object] = self._changed
         self._is_stopped = False
 
     def change(self, event: WorkerEvent, indices: Iterable[int]) -> None:
-        """Apply an event to each of these workers. A worker that is new here begins in the state OUT."""
+        """Apply an event to each of these workers. An unknown worker counts as OUT before the event."""
         with self._changed:
             for index in indices:
                 self._states[index] = _NEXT[self._states.get(index, OUT)][event]
             self._changed.notify_all()
 
     def begin(self, index: int) -> bool:
-        """Apply "begin" to a worker. Return whether it may run a closure."""
+        """Note that the worker's thread has taken a closure. Return whether the thread may run it."""
         with self._changed:
             self.change("begin", [index])
             return self._states[index] is RUNNING
@@ -77,7 +79,7 @@ class WorkerStates:
             return {index for index, state in self._states.items() if state in states}
 
     def wait_until_used(self, index: int) -> None:
-        """Wait until the worker may run closures, or `stop` is called."""
+        """Wait until the worker is in use (IDLE or RUNNING), or `stop` is called."""
         with self._changed:
             self._changed.wait_for(lambda: self._states.get(index, OUT) in (IDLE, RUNNING) or self._is_stopped)
 

@@ -1,16 +1,17 @@
 """`ElasticWorkers`: update the workers that a ClusterCoordinator uses, while they join, leave, fail and return.
 
 It replaces the update thread of TensorFlow's failure handler, which connects to all workers at once. `ElasticWorkers`
-connects to the workers that should be used and that answer. See `elastic` for TensorFlow's threads, and for when this
-begins.
+connects to the workers that should be used and that answer. See `elastic` for TensorFlow's threads, the words for a
+worker, and when `ElasticWorkers` begins.
 
 All `Worker` objects remain in `cluster.workers`, whose positions are the workers' indices. The thread of a worker that
-is not in use waits. `elastic_states` has the states of a worker and the events that change them:
+is not in use waits. `elastic_states` has the states of a worker, and the events that change them. The events are:
 
-* `_follow_failures`: TensorFlow has marked a worker as dead, because its closure failed -> fail.
-* `_reconcile`: a worker should not be used, or does not answer -> release.
-* `_reconcile`: a worker that should be used, and is not, answers -> connect.
-* `_ElasticWorker`: the worker's thread takes a closure, or is done with it -> begin, end.
+    fail         `_follow_failures`: TensorFlow has marked the worker as dead, because its closure failed
+    release      `_reconcile`: the worker should not be used any more
+                 `_disconnect`: the worker does not answer, or is removed from TensorFlow's ServerDef
+    connect      `_reconcile`: the worker should be used, is out, and answers
+    begin, end   `_ElasticWorker`: the worker's thread takes a closure, or is done with it
 """
 
 from __future__ import annotations
@@ -72,6 +73,10 @@ class ElasticWorkers:
     ) -> None:
         """Store the arguments, and let the objects of TensorFlow's coordinator call this one.
 
+        A worker that is running a closure now has the state IDLE until its next closure. If it is released before, it
+        is disconnected at once, without the wait for the end of its closure. The closure goes on, and its result is
+        used. If the worker's server ends first, the closure runs again on another worker.
+
         Args:
             coordinator: The ClusterCoordinator.
             cluster: Its TensorFlow cluster, with Worker objects and the failure handler.
@@ -101,12 +106,15 @@ class ElasticWorkers:
             worker.__class__ = _ElasticWorker
 
     @property
-    def used(self) -> set[int]:
-        """The indices of the workers in use, and of those that should leave and are still connected."""
+    def needed(self) -> set[int]:
+        """The indices of the workers that must not exit yet.
+
+        They are in use, or should leave and are still connected.
+        """
         return self._states.find(IDLE, RUNNING) | self._leaving
 
     def update(self, workers: Mapping[int, Address]) -> None:
-        """Use these workers, if they answer, and no others. Call this regularly. It logs errors, and raises none."""
+        """Use these workers if they answer, and no others. Call this regularly. It logs errors, and raises none."""
         for index in self.unusable.keys() - workers.keys():
             del self.unusable[index]
         try:
@@ -121,18 +129,19 @@ class ElasticWorkers:
             time.sleep(_RETRY_SECONDS)
 
     def stop(self) -> None:
-        """Let the threads of workers that are not in use stop waiting, so that they can end."""
+        """End the wait of each thread whose worker is not in use, so that the thread can exit."""
         self._states.stop()
 
     # In the threads of workers
 
     def run_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
-        """Call `run(closure)`. If the worker is not in use, put the closure back, and wait until the worker is in use.
+        """Call `run(closure)`. If the worker is not in use, put the closure back into the queue, and wait.
 
-        If the closure needs resources that a worker lacks, begin to create them, and put the closure back, too.
+        The worker's thread calls this method. The wait ends when the worker is in use again. If the closure may use
+        resources that a joined worker lacks, schedule their creation, and put the closure back, too.
         """
         with self._running(worker) as may_run:
-            if not may_run or self._resources.complete(closure):
+            if not may_run or self._resources.create_missing(closure):
                 # if resources were missing, the worker's thread takes their closures first
                 self._cluster.closure_queue.put_back(closure)
                 return
@@ -141,9 +150,10 @@ class ElasticWorkers:
                 self._unproven.discard(worker.worker_index)
 
     def run_resource_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
-        """Call `run(closure)`, which creates a resource. If the worker is not in use, wait until it is.
+        """Call `run(closure)`, which creates a resource. If the worker is not in use, drop the closure and wait.
 
-        In that case, `_ElasticWorker.connect` creates the resource.
+        The worker's thread calls this method. The wait ends when the worker is in use again. `_ElasticWorker.connect`
+        has then scheduled the closure once more.
         """
         with self._running(worker) as may_run:
             if may_run:
@@ -151,7 +161,10 @@ class ElasticWorkers:
 
     @contextlib.contextmanager
     def _running(self, worker: Any) -> Iterator[bool]:
-        """Yield whether the worker may run a closure. If not, wait after the block until it may."""
+        """Note that the worker's thread has taken a closure. Yield whether the thread may run it in the `with` block.
+
+        If it may not, wait at the end of the block until the worker is in use again.
+        """
         index = self._thread.index = worker.worker_index
         may_run = self._states.begin(index)
         try:
@@ -169,7 +182,7 @@ class ElasticWorkers:
     def is_fault_of_worker(self, error: Exception) -> bool:
         """Return whether `error` is that of the first closure on a joined worker. If so, add it to `unusable`.
 
-        Other workers have run the same script, so this worker may lack the data or a package. It leaves, and the
+        Other workers have run the same functions, so this worker may lack the data or a package. It leaves, and the
         closure runs again. For the error of a lost ps or of a cancelled closure, return False.
         """
         index = getattr(self._thread, "index", None)  # None in a closure that began before this object was made
@@ -183,9 +196,11 @@ class ElasticWorkers:
     # In the thread that calls `update`
 
     def _follow_failures(self) -> None:
-        """Mark workers as failed that TensorFlow has marked as dead, and wake up their threads.
+        """Set the state of workers that TensorFlow has marked as dead. Notify their threads, which wait for an update.
 
-        The threads go on from TensorFlow's wait for an update to `wait_until_used`.
+        A notified thread calls `_ElasticWorker._on_worker_recovery`, which waits until the worker is in use. But if its
+        closure began before the switch, it calls TensorFlow's `_on_worker_recovery`. That method removes the mark and
+        schedules the worker's resources. The thread then waits at its next closure. `connect` schedules them again.
         """
         with self._handler._cluster_update_lock:
             dead = {worker.worker_index: worker._is_dead_with_error for worker in self._cluster.workers}
@@ -194,7 +209,11 @@ class ElasticWorkers:
             self._handler._worker_up_cond.notify_all()
 
     def _reconcile(self, wanted: Mapping[int, Address]) -> None:
-        """Connect the workers in `wanted` that answer. Disconnect workers that are missing or changed there."""
+        """Connect the workers in `wanted` that are out and answer. Release those that are not there, or have moved.
+
+        A worker has moved if its address in `wanted` is not the connected one. A released worker is disconnected when
+        it runs no closure any more. If it does not answer, its closure is ended.
+        """
         leaving = {index for index, address in self._connected.items() if wanted.get(index) != address}
         self._leaving = leaving
         self._states.change("release", leaving)
@@ -234,9 +253,9 @@ class ElasticWorkers:
         logger.info("connected to workers %s in %.3f s", sorted(workers), time.monotonic() - started)
 
     def _disconnect(self, indices: Collection[int]) -> list[Any]:
-        """Let these workers run no more closures. Return their resources, which are lost.
+        """Release these workers, and mark their resources as lost. Return the values of these resources.
 
-        The caller keeps the resources until `_connect_to` has disconnected the workers. If Python deleted them earlier,
+        The caller keeps the values until `_connect_to` has disconnected the workers. If Python deleted them earlier,
         TensorFlow would delete them on the workers, too. `_connect_to`, which blocks all functions, would wait for
         that: a dataset's iterator takes up to 20 s.
         """
@@ -244,7 +263,10 @@ class ElasticWorkers:
         return [self._cluster.workers[index].disconnect() for index in indices]
 
     def _add(self, indices: Collection[int]) -> None:
-        """Let these workers, to which TensorFlow is connected now, run closures."""
+        """Let these workers, to which TensorFlow is connected now, run closures.
+
+        Create the Worker objects of new indices first.
+        """
         workers = self._cluster.workers
         while len(workers) <= max(indices, default=-1):
             name = f"/job:worker/replica:0/task:{len(workers)}"
@@ -257,9 +279,9 @@ class ElasticWorkers:
             self._states.change("connect", indices)
 
     def _check_ps(self) -> None:
-        """Raise PSUnavailableError if a ps is lost.
+        """Raise PSUnavailableError if a ps is lost. Call this before `_connect_to`.
 
-        `_connect_to` would remove the devices of the ps, and so change later errors.
+        `_connect_to` would remove the devices of the lost ps, and so change the errors of later operations.
         """
         lost = [index for index, answer in check_servers(self._ps).items() if answer is None]
         if lost:
@@ -267,7 +289,10 @@ class ElasticWorkers:
             raise PSUnavailableError(tf.errors.UnavailableError(None, None, text))
 
     def _fail_closures(self, error: Exception) -> None:
-        """Take all closures from the queue, and let them fail. No worker's thread may be left that would run them."""
+        """Take all closures from the queue, and let them fail with `error`.
+
+        When a ps is lost, there may be no worker's thread left to run them.
+        """
         queue = self._cluster.closure_queue
         while (closure := queue.get(timeout=0.0)) is not None:
             closure.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
@@ -275,18 +300,18 @@ class ElasticWorkers:
 
 
 class _DisconnectedError(tf.errors.UnavailableError):  # type: ignore[misc]
-    """The error of a worker that `ElasticWorkers` has disconnected. No closure has failed."""
+    """Marks a worker that `ElasticWorkers` has disconnected as dead, although no closure has failed on it."""
 
 
 class _ElasticHandler(WorkerPreemptionHandler):  # type: ignore[misc]
-    """TensorFlow's failure handler, while an ElasticWorkers (`elastic`) updates the workers."""
+    """TensorFlow's failure handler after the switch: its attribute `elastic` updates the workers."""
 
     elastic: ElasticWorkers
 
     def _validate_preemption_failure(self, e: Exception) -> None:
-        """Raise `e`, unless it is the error of a lost worker.
+        """Raise `e`, unless it is the error of a failed worker.
 
-        A joined worker on which the first closure fails is treated as lost.
+        A joined worker on which the first closure fails is treated as a failed worker (`is_fault_of_worker`).
         """
         try:
             super()._validate_preemption_failure(e)
@@ -300,7 +325,10 @@ class _ElasticHandler(WorkerPreemptionHandler):  # type: ignore[misc]
 
 
 class _ElasticWorker(Worker):  # type: ignore[misc]
-    """TensorFlow's Worker, which may be out of use. Its thread calls all methods but `connect` and `disconnect`."""
+    """A Worker of TensorFlow that runs closures only while it is in use.
+
+    Its thread calls all methods but `connect` and `disconnect`.
+    """
 
     _is_dead_with_error: Exception | bool | None
 
@@ -311,15 +339,21 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         self.failure_handler.elastic.run_resource_closure(self, closure, super()._process_resource_closure)
 
     def _on_worker_recovery(self) -> None:
-        """Wait until this worker, which has failed, is in use again. `connect` creates its resources."""
+        """Wait until this worker, which has failed, is in use again.
+
+        Unlike TensorFlow's method, create no resources: `connect` does.
+        """
         self.failure_handler.elastic.wait_until_used(self)
 
     def connect(self) -> None:
-        """Create this worker's resources again. Call this after TensorFlow has connected to the worker."""
+        """Unmark this worker as dead, and schedule the creation of its resources.
+
+        Call this after TensorFlow has connected to the worker.
+        """
         super()._on_worker_recovery()
 
     def disconnect(self) -> list[Any]:
-        """Mark this worker's resources as lost, as after a failure. Return them."""
+        """Mark this worker as dead, and its resources as lost. Return the resources' values. See `_disconnect`."""
         error = _DisconnectedError(None, None, f"{self.device_name} is not connected.")
         queue = self._cluster.closure_queue
         with self._resource_tracking_lock:

@@ -109,7 +109,7 @@ class LocalCluster:
 
     @contextlib.contextmanager
     def _run(self) -> Iterator[None]:
-        """Start the job, and end it after the block."""
+        """Start the job, and end it after the `with` block."""
         with tempfile.TemporaryDirectory(prefix="tf4slurm-") as name:
             directory = Path(name)
             command = self._command(directory)
@@ -145,7 +145,7 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
     def _command(self, directory: Path) -> list[str]:
-        """Return the command of the launcher, which the kernel terminates when this process exits."""
+        """Return the command of the launcher. The kernel terminates the launcher when this process exits."""
         ps, workers = self._counts
         bound = [sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), "0"]
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]

@@ -141,7 +141,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         return list(SlurmStep(os.environ).nodes)
 
     def _resolve_task_configuration(self) -> dict[str, int]:
-        """Return the number of tasks on each host."""
+        """Return the number of tasks on each host, by host name."""
         return dict(zip(self._resolve_hostlist(), SlurmStep(os.environ).tasks_per_node, strict=False))
 
     # TensorFlow's interface
@@ -222,9 +222,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
                 )
 
     def _hosts_by_rank(self, has_own_configuration: bool) -> Sequence[str]:
-        """Return the host of each rank.
+        """Return the host name of each rank, in the order of the ranks.
 
-        `has_own_configuration` is true if the user gave the number of tasks by host name.
+        `has_own_configuration` is true if the user gave `tasks_per_node` by host name.
         """
         if not self._overrides("_resolve_own_rank") and is_in_step(os.environ):
             return rename_nodes(layout_of(self._step), self._step.nodes, self._task_configuration)

@@ -39,6 +39,7 @@ def connect_parameter_server_strategy(
     with code 6.
 
     Args:
+        cluster: The cluster spec.
         run_directory: The job's run directory, for errors that name a log file, or None.
         timeout_seconds: Timeout in seconds for the servers.
         options: Further arguments of the strategy.
@@ -71,8 +72,8 @@ def connect_parameter_server_strategy(
 def run_server(current: ServerDictionary, channel: ScriptChannel | None) -> NoReturn:
     """Run this task's TensorFlow server until training is over, then exit the process.
 
-    The exit code is 1 if training failed or the control service was lost, else 0. Without a script channel, the server
-    runs until the agent terminates the process.
+    The exit code is 1 if training failed or the control service was lost, else 0. If `channel` is None, the server runs
+    until the agent terminates the process.
     """
     import tensorflow as tf
 

@@ -123,7 +123,7 @@ def run_shards(
 
 
 def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]:
-    """Return an iterator of a shard's batches that begins to read at once."""
+    """Return an iterator of a shard's batches. TensorFlow begins to read the batches at once."""
     items = (
         tf.data.Dataset.from_tensor_slices(_encode(shard.files))
         if shard.files
@@ -144,7 +144,11 @@ def _encode(paths: Sequence[str]) -> list[bytes]:
 
 @functools.lru_cache(maxsize=8)
 def _make_closure(coordinator: Any, step_fn: Any, read: Any, counter_reference: Any) -> _ShardClosure:
-    """Return the closure for these functions. The cache makes TensorFlow send its graph to the workers only once."""
+    """Return the closure of these functions.
+
+    It is cached, so that TensorFlow sends its graph to the workers only once. `counter_reference` is the result of
+    `ref()` of the step counter, because a variable cannot be a key of the cache.
+    """
     return _ShardClosure(coordinator, step_fn, read, counter_reference.deref())
 
 
@@ -172,12 +176,15 @@ class _ShardClosure:
             return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
 
     def split(self, result: Any) -> tuple[int, int, dict[str, float]]:
-        """Split a fetched result into the worker's index, the number of steps, and the sums by name."""
+        """Split a fetched result of `_train` into the worker's index, the number of steps, and the sums by name."""
         worker, steps, *sums = result
         return int(worker), int(steps), {name: float(total) for name, total in zip(self._names, sums, strict=False)}
 
     def _train(self, items: tf.data.Dataset) -> Any:
-        """Train a shard. Return one tensor: the worker's index, the number of steps, and the sums of their values."""
+        """Train the shard whose paths or row numbers are `items`. Return one tensor.
+
+        The tensor has the worker's index, the number of steps, and the sum of each value that the steps return.
+        """
         iterator = iter(self._read(items).prefetch(tf.data.AUTOTUNE))
 
         def train_batch(_: Any, steps: Any, sums: Any) -> Any:

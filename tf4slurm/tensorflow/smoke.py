@@ -1,4 +1,4 @@
-"""Run the training of `tf4slurm test`, in which all workers move a variable on the ps to 2."""
+"""Run the training of `tf4slurm test`: all workers minimize a loss until the variable on the ps is about 2."""
 
 from __future__ import annotations
 

@@ -103,7 +103,11 @@ class StepClosure:
 
 @functools.lru_cache(maxsize=8)
 def make_closure(strategy: Any, step_fn: Callable[..., Any], counter_reference: Any) -> StepClosure:
-    """Return the closure for a `step_fn`. The cache makes TensorFlow send its graphs to the workers only once."""
+    """Return the StepClosure of a `step_fn`.
+
+    It is cached, so that TensorFlow sends each of its graphs to the workers only once. `counter_reference` is the
+    result of `ref()` of the step counter, because a variable cannot be a key of the cache.
+    """
     return StepClosure(strategy, FunctionStep(step_fn), counter_reference.deref())
 
 
@@ -139,6 +143,6 @@ class FunctionStep:
 
 
 def _check_names(names: Iterable[str], before: Iterable[str] | None) -> None:
-    """Raise TrainingError if a step returned other names than the steps before it."""
+    """Raise TrainingError if the names that a step returned differ from those of earlier steps (`before`)."""
     if before is not None and list(names) != list(before):
         raise TrainingError(f"step_fn returned {tuple(names)}, but {tuple(before)} before. Always return the same.")

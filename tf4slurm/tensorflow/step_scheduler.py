@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 CLOSURE_SECONDS = 0.25
-"""The target duration of a closure in seconds, without `steps_per_call`.
+"""The duration in seconds that a closure should have, unless `steps_per_call` is given.
 
 The chief's work of some milliseconds per closure is then negligible. A stop request waits for at most two closures per
-worker, and a killed worker loses at most two.
+worker, and a killed worker loses at most two closures.
 """
 
 _MAX_GROWTH = 8  # factor between closures: few sizes are traced, but closures are short until the speed is known
@@ -20,13 +20,13 @@ _STEPS_PER_COPY = 100  # with fewer expected steps per step in a closure, tracin
 
 
 class StepScheduler:
-    """Schedules the steps of one `run_closures` call. Thread-safe.
+    """Decides how many steps each closure of one `run_closures` call gets, and counts the completed steps. Thread-safe.
 
     Attributes:
         steps_by_worker: Completed steps by worker index. Workers that join are added.
         num_workers: The number of connected workers, at least 1.
         sums: By name, each value that the steps return, added up over all completed steps: a float or an array.
-        closure_steps: Number of steps of the next closure, unless `steps_per_call` is given.
+        closure_steps: Number of steps that the next closure should have, unless `steps_per_call` is given.
         changed_at: The last time at which a closure completed or `set_limit` was called, by the monotonic clock.
     """
 
@@ -65,7 +65,7 @@ class StepScheduler:
                 self._recent = collections.deque(maxlen=2 * self.num_workers + 1)
 
     def set_limit(self, limit: int) -> None:
-        """Set how many steps `take` may give out in all, including those that it has given out before."""
+        """Set how many steps all calls of `take` together may give out, including earlier calls."""
         with self._lock:
             self._limit = limit
             self.changed_at = time.monotonic()
@@ -76,7 +76,7 @@ class StepScheduler:
             self._limit = self._scheduled
 
     def take(self, max_steps: int) -> int:
-        """Give out steps for the next closure. Return their number, or 0 at the limit.
+        """Give out steps for the next closure. Return their number, or 0 if the limit is reached.
 
         The number is `steps_per_call`, or a power of two up to `max_steps`. If fewer steps remain, they are split into
         powers of two, because TensorFlow traces a graph for each number of steps.
@@ -96,7 +96,7 @@ class StepScheduler:
     def add_completed(self, worker: int, steps: int, sums: Mapping[str, Any], now: float | None = None) -> None:
         """Record a closure that a worker has completed, and add the sums that the closure returned.
 
-        `now` is the time of the monotonic clock, which tests can give.
+        `now` is a time of the monotonic clock (default: the current time). Tests give it.
         """
         with self._lock:
             self.steps_by_worker += [0] * (worker + 1 - len(self.steps_by_worker))
@@ -110,7 +110,7 @@ class StepScheduler:
     def _choose_size(self) -> None:
         """Set `closure_steps` to a power of two with which a closure takes at most CLOSURE_SECONDS.
 
-        It is 1 if a single step takes longer. It grows at most 8-fold at a time.
+        If a single step takes longer, set it to 1. It grows at most 8-fold at a time.
         """
         num_workers = self.num_workers
         seconds = self._recent[-1][0] - self._recent[0][0]

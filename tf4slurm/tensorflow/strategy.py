@@ -197,7 +197,10 @@ def worker_files(files: Iterable[str | os.PathLike[str]], workers: int | None = 
 
 
 def _workers_and_index() -> tuple[int, int | None]:
-    """Return the number of workers, and the index of this one. With ps the index is None: a coordinator knows it."""
+    """Return the number of workers, and this worker's index.
+
+    In a job with ps, the index is None: the chief's coordinator gives it to each dataset function.
+    """
     local = running_cluster()
     if local is not None:
         return len(local.cluster["worker"]), None
@@ -211,8 +214,8 @@ def _workers_and_index() -> tuple[int, int | None]:
 def allow_exit_without_workers(coordinator: Any) -> None:
     """Let this process exit when its script ends, even while a worker is lost. Idempotent.
 
-    The coordinator's destructor waits for a lock of the thread that waits for the lost worker, but Python stops this
-    thread at exit (seen in TensorFlow 2.21). TensorFlow has no public option for this.
+    The coordinator's destructor waits for a lock. The thread that waits for the lost worker holds the lock, and Python
+    stops this thread at exit (seen in TensorFlow 2.21). TensorFlow has no public option for this.
     """
     cluster = getattr(coordinator, "_cluster", None)
     if cluster is None or cluster in _exiting:

@@ -145,15 +145,16 @@ def run_closures(
 ) -> StepsDone:
     """Run closures until the step counter reaches `steps`. Arguments and exceptions are those of `run_steps`.
 
-    If the counter is at least `save_at` at the end of this call, a checkpoint is saved even if none is due. `save_at`
-    may be greater than `steps`. `last_step` is the step at which the training ends, in this call or a later one. The
-    fewer steps are left until then, the fewer steps a closure has. If the counter is greater than the number of steps
-    left, it counts instead, because a script that calls `run_steps` in a loop trains longer.
-
-    `observe(step, completed, sums)` is called in this thread about every 100 ms if steps have completed. It gets the
-    step counter (steps that ran again may be missing), the number of steps that this call has completed, and the sums
-    of the values that these returned. If it returns True, this call schedules no more closures, saves a
-    checkpoint and returns.
+    Args:
+        observe: Called as `observe(step, completed, sums)`, in this thread, about every 100 ms if steps have completed.
+            `step` is the step counter; steps that ran again may be missing in it. `completed` is the number of steps
+            that this call has completed. `sums` has, by name, the sum of each value that these steps returned. If the
+            result is True, this call schedules no more closures, saves a checkpoint and returns.
+        save_at: If the counter is at least this number at the end of this call, a checkpoint is saved even if none is
+            due. The number may be greater than `steps`.
+        last_step: The step at which the whole training ends, in this call or a later one. It limits the number of steps
+            per closure: the fewer steps are expected, the fewer a closure has. This call expects the steps that are
+            left until then or, if that is more, as many as were done before: a script may call `run_steps` in a loop.
     """
     wait_for_closures(coordinator, timeout_seconds)
     allow_exit_without_workers(coordinator)
@@ -202,7 +203,10 @@ class StepReporter:
         self._has_warned = False
 
     def observe(self, step: int, completed: int, sums: dict[str, Any]) -> bool:
-        """Report the means over the steps since the last call. Return False, so that the training goes on."""
+        """Report the means over the steps since the last call. Arguments are those of `observe` in `run_closures`.
+
+        Return False, so that the training goes on.
+        """
         latest = {name: total - self._sums.get(name, 0.0) for name, total in sums.items()}
         means = {name: total / (completed - self._completed) for name, total in latest.items()}
         self._completed, self._sums = completed, sums
@@ -306,10 +310,10 @@ class _StepRun:
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
 
     def _run_until(self, limit: int, first_step: int) -> bool:
-        """Run closures until this call of `run_closures` has completed `limit` steps. Return whether to stop.
+        """Run closures until this call of `run_closures` has completed `limit` steps.
 
-        Return earlier if a checkpoint is due, `observe` returned True, or the job was asked to stop. `first_step` is
-        the step counter minus the steps that this call of `run_closures` has completed.
+        Return whether the job was asked to stop. The call ends earlier if so, if a checkpoint is due, or if `observe`
+        returned True. `first_step` is the step counter minus the steps that this call of `run_closures` has completed.
         """
         self.work.scheduler.set_limit(limit)
         runner = ClosureRunner(self.work.coordinator, self.work, self.timeout_seconds)

@@ -22,7 +22,7 @@ _PLACEMENTS = ("bytes", "round-robin")
 _PRIVATE_NAMES = ("_create_variable", "_create_var_creator", "_create_variable_round_robin", "_variable_count")
 _REPORT_SECONDS = 0.5  # delay, so that one report covers many new variables
 _parts: contextvars.ContextVar[collections.Counter[int] | None] = contextvars.ContextVar("parts", default=None)
-"""How many variables the current block of `on_different_ps` has created, by ps. Outside of a block it is None."""
+"""By ps, the number of variables that the current block of `on_different_ps` has created. None outside of a block."""
 
 
 def check_placement(placement: str) -> None:
@@ -49,8 +49,8 @@ def place_variables(strategy: Any, placement: str, num_ps: int, channel: ScriptC
 def on_different_ps() -> Iterator[None]:
     """Place the variables that the block creates on different ps, if the strategy's `placement` is "bytes".
 
-    If there are more variables than ps, the numbers of variables on any two ps differ by at most 1. A block within
-    another one is a part of it.
+    If there are more variables than ps, the numbers of variables on any two ps differ by at most 1. The variables of a
+    nested block count for the outer block.
     """
     if _parts.get() is not None:
         yield

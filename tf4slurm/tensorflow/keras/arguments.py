@@ -17,7 +17,7 @@ class _Argument(NamedTuple):
 
     Attributes:
         accepted: The values that mean the same as leaving the argument out.
-        instead: A sentence for errors: what to do instead of giving any other value.
+        instead: A sentence without a full stop, for the error about any other value: what to do instead.
     """
 
     accepted: tuple[Any, ...]
@@ -52,9 +52,9 @@ _ARGUMENTS: Mapping[str, Mapping[str, _Argument]] = {
 
 
 def explain_keras_arguments(function: _F) -> _F:
-    """Let a function take the arguments that only the Keras method of the same name has.
+    """Decorate `fit`, `evaluate` or `predict`: accept the arguments that only the Keras method of the same name has.
 
-    Values that change nothing are ignored. Other values raise a TypeError that says what to do instead.
+    A value that changes nothing is ignored. Other values raise a TypeError that says what to do instead.
     """
     name, known = function.__name__, _ARGUMENTS[function.__name__]
 

@@ -13,9 +13,10 @@ from tf4slurm.tensorflow.checkpoints import check_integer
 
 
 def check_model(model: Any, coordinator: Any, needs_compile: bool = True) -> None:
-    """Raise TypeError or ValueError if the model cannot run with this coordinator or, if it is None, without one.
+    """Raise TypeError or ValueError if the model cannot run on the workers of this coordinator.
 
-    `needs_compile` says whether the model must be compiled.
+    If `coordinator` is None, check whether the model can run in this process. `needs_compile` says whether the model
+    must be compiled.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -104,7 +105,8 @@ def check_data(dataset_fn: Any, coordinator: Any, steps_per_epoch: int | None) -
 def make_callback_list(model: Any, callbacks: list[Any], verbose: str | int, add_history: bool, **params: Any) -> Any:
     """Return a keras.callbacks.CallbackList of these callbacks, and of one that prints progress as `verbose` says.
 
-    `verbose` is that of `fit`. `params` are further arguments of the CallbackList.
+    `verbose` is that of `fit`. `add_history` adds a keras.callbacks.History. `params` are further arguments of the
+    CallbackList.
     """
     if verbose == "auto":
         verbose = 1 if sys.stdout.isatty() or "ipykernel" in sys.modules else 2

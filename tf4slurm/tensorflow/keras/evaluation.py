@@ -85,7 +85,7 @@ def predict(
 
 
 class _SplitDataset:
-    """A dataset that `evaluate` or `predict` reads in parts: one per worker, or one in all on the chief."""
+    """A dataset that `evaluate` or `predict` reads in parts: one part per worker, or only one on the chief."""
 
     def __init__(
         self,
@@ -119,7 +119,10 @@ class _SplitDataset:
         return iter(dataset.shard(self._execution.count_parts(self._on), index))
 
     def _trace(self, function: Callable[[Any], Any]) -> Any:
-        """Trace a function of the index of a part. Raise TrainingError if its arrays are too large."""
+        """Return the concrete function of `function(index)`. Raise TrainingError if its arrays are too large.
+
+        `index` is the number of a part of the dataset.
+        """
         subject = "The function of the dataset"
         with explain_large_array(subject):
             traced = tf.function(function).get_concrete_function(tf.TensorSpec([], tf.int64))

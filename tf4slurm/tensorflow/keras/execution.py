@@ -22,7 +22,7 @@ _WRITERS = ("ModelCheckpoint", "CSVLogger", "TensorBoard")  # they write files, 
 
 
 def make_execution(model: Any, coordinator: Any, timeout_seconds: float) -> OnWorkers | InThisProcess:
-    """Return the object that runs the model: on the workers of the coordinator, or without one in this process."""
+    """Return the object that runs the model: on the workers of the coordinator or, if it is None, in this process."""
     return InThisProcess(model) if coordinator is None else OnWorkers(model, coordinator, timeout_seconds)
 
 
@@ -43,7 +43,7 @@ class OnWorkers:
         self._num_parts = count_tasks("worker")  # graphs contain it, so it does not change when workers join or leave
 
     def open(self, dataset_fn: Callable[[], Any]) -> Any:
-        """Create the datasets of the workers. Return the element spec of a batch."""
+        """Create the datasets of the workers. Return the element spec of their batches."""
 
         def repeated() -> Any:
             if count_tasks("worker") > 1:  # with the seed of keras.utils.set_random_seed, all would shuffle alike
@@ -90,11 +90,15 @@ class OnWorkers:
         return done.is_stopped
 
     def count_parts(self, on: str) -> int:
-        """Return into how many parts a dataset is split. With `on="chief"` it is 1."""
+        """Return into how many parts a dataset is split: one per worker for `on="workers"`, and 1 for `on="chief"`."""
         return self._num_parts if on == "workers" else 1
 
     def run_parts(self, function: Any, on: str) -> list[Any]:
-        """Call `function(index)` for each part of a dataset, on the workers or on the chief. Return the results."""
+        """Call `function(index)` for each part of a dataset. Return the results in the order of the parts.
+
+        The function is a concrete function of an int64 scalar. It runs on the workers for `on="workers"`, else in this
+        process.
+        """
         with translate_errors():
             if on == "chief":
                 return [_to_numpy(function(tf.constant(0, tf.int64)))]
@@ -103,7 +107,7 @@ class OnWorkers:
         return [result for _, result in sorted(work.results.items())]
 
     def gather(self, parts: list[Any]) -> list[Any]:
-        """Return `parts`, the results of `run_parts`, because they have the predictions of all workers."""
+        """Return `parts`, the result of `run_parts`. It has the predictions of all workers already."""
         return parts
 
     def total(self, sums: list[Any]) -> Any:
@@ -136,7 +140,7 @@ class _EvaluationWork:
         self.results[index] = result
 
     def check_ps(self) -> None:
-        """Do nothing, because running the closure again shows whether a ps is lost."""
+        """Do nothing. The closure runs again, and raises an error if a ps is lost."""
 
     def describe_timeout(self) -> str:
         return (
@@ -164,7 +168,7 @@ class InThisProcess:
         self._mean = tf.function(self._mean_of_replicas)
 
     def open(self, dataset_fn: Any) -> Any:
-        """Create the dataset. Return the element spec of a batch."""
+        """Create the dataset of this process. Return the element spec of its batches."""
         make = dataset_fn if callable(dataset_fn) else lambda: dataset_fn
         spec: list[Any] = []
         for _ in range(self._part[1]):  # with the same global seed, all workers would shuffle alike
@@ -237,11 +241,11 @@ class InThisProcess:
         return train if self.model.run_eagerly else tf.function(train)
 
     def count_parts(self, on: str) -> int:
-        """Return into how many parts a dataset is split. With `on="chief"` it is 1."""
+        """Return into how many parts a dataset is split: one per worker for `on="workers"`, and 1 for `on="chief"`."""
         return self._part[0] if on == "workers" else 1
 
     def run_parts(self, function: Any, on: str) -> list[Any]:
-        """Call `function(index)` for this process's part of a dataset. Return a list of the one result."""
+        """Call `function(index)` for the part of a dataset that this process evaluates. Return a list of one result."""
         return [_to_numpy(function(tf.constant(self._part[1] if on == "workers" else 0, tf.int64)))]
 
     def gather(self, parts: list[Any]) -> list[Any]:
@@ -254,7 +258,7 @@ class InThisProcess:
         return [{"sizes": each, "outputs": rows} for each, *rows in zip(sizes, *outputs, strict=True)]
 
     def _gather_of_workers(self, values: Any) -> list[Any]:
-        """Return the `values` of all workers, one array per worker."""
+        """Return one array per worker: the argument `values` with which each worker has called this method."""
         lengths = self._gather(tf.constant([len(values)]))
         replicas_of_worker = len(lengths) // self._part[0]  # all replicas of a worker give the same values
         return np.split(self._gather(tf.constant(values)), np.cumsum(lengths)[:-1])[::replicas_of_worker]
@@ -263,7 +267,7 @@ class InThisProcess:
         return self.strategy.gather(self.strategy.run(lambda: values), axis=0).numpy()
 
     def total(self, sums: list[Any]) -> Any:
-        """Return the sums over all workers. `sums` has those of this process."""
+        """Return the sums over all workers. `sums` is a list with the sums of this process."""
         if self.is_alone:
             return sums[0]
         means = _to_numpy(self._mean(tf.nest.map_structure(tf.convert_to_tensor, sums[0])))

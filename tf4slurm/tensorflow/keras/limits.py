@@ -2,8 +2,8 @@
 
 Without this module, Keras 3 fails late or with misleading errors (measured with Keras 3.15 and TensorFlow 2.21). Keras
 also miscounts variables on a ps: it reads a variable and assigns the sum, so workers overwrite each other's counts.
-This module makes such additions atomic. Metrics and optimizers that would miscount raise KerasError. For other code,
-a warning is logged if it adds to a value that it has read before another assignment.
+This module makes such additions atomic. Metrics and optimizers that would miscount raise KerasError. For other code, a
+warning is logged if a step reads a variable, assigns it, and then assigns a sum with the value that it read before.
 
 The classes of Keras are patched when tf4slurm creates such a strategy or trains with one. TensorFlow has imported Keras
 3 by then, except with TF_USE_LEGACY_KERAS=1. If Keras 3 is imported later, it stays unpatched.
@@ -44,7 +44,7 @@ _FAILING_IN_STEP = {
     "gradient_accumulation_steps": "use larger batches",
     "ema_overwrite_frequency": "leave it out; `fit` uses the averages at its end",
 }
-"""Alternatives to optimizer attributes that change variables in a condition.
+"""By attribute of an optimizer that changes variables in a condition, what to do instead.
 
 With MultiWorkerMirroredStrategy, such a condition fails.
 """
@@ -141,7 +141,10 @@ def add_if_sum(variable: tf.Variable, value: Any) -> bool:
 
 
 def refuse_metric(metric: str, variable: str) -> NoReturn:
-    """Raise the error for a metric whose values from several closures cannot be added up."""
+    """Raise the error for a metric whose values from several closures cannot be added up.
+
+    The arguments are the names of the metric and of its variable.
+    """
     raise KerasError(
         f"The metric {metric!r} assigns a value to {variable!r} that depends on earlier values, which cannot be added "
         "up over the closures of all workers. Let it only add to its variables (assign_add) what does not depend on "
@@ -198,14 +201,15 @@ def _refuse_optimizer(build: Callable[..., Any], optimizer: Any, *arguments: Any
 
 
 def _clip_in_one_process(clip: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
-    """Clip gradients, unless there are several replicas. In that case, `_clip_sum` clips the sum of their gradients."""
+    """Clip the gradients if there is one replica. With several, `_clip_sum` clips the sum of their gradients."""
     return gradients if _is_one_of_several() else clip(optimizer, gradients)
 
 
 def _clip_sum(add_up: Callable[..., Any], optimizer: Any, gradients_and_variables: Any) -> Any:
     """Clip the sum of the gradients of all replicas, as one process does.
 
-    Keras would add up clipped gradients. TensorFlow adds up gradients of one dtype at a time.
+    Keras would clip the gradients of each replica, and add them up. TensorFlow adds up gradients of one dtype at a
+    time.
     """
     pairs = list(gradients_and_variables)
     if not pairs or not _is_one_of_several():
@@ -233,7 +237,10 @@ def _refuse_stateless(*_: Any, **__: Any) -> None:
 
 
 def _limiting_strategy(strategy: Any) -> str | None:
-    """Return "ParameterServerStrategy", or "MultiWorkerMirroredStrategy" if it has several replicas, else None."""
+    """Return the name of the class of a strategy under which Keras has limits. Return None for any other strategy.
+
+    The name is "ParameterServerStrategy", or "MultiWorkerMirroredStrategy" if it has several replicas.
+    """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         return "ParameterServerStrategy"
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.num_replicas_in_sync > 1:

@@ -34,7 +34,7 @@ def build(model: Any, element_spec: Any) -> None:
 
 
 def _forget_initialized_variables() -> None:
-    """Remove variables that have a value from Keras's list of those to initialize.
+    """Remove the variables that have a value already from Keras's list of variables to initialize.
 
     A Ctrl-C during the initialization leaves them in the list, and Keras would refuse to initialize them again.
     """
@@ -113,7 +113,7 @@ class KerasStep:
             return _flatten(self._model.get_metrics_result())
 
     def _mapping(self, added: list[Any]) -> list[tuple[Any, Any]]:
-        """Return each metric variable with its value after these additions."""
+        """Return each metric variable with its value: the initial value plus the number for it in `added`."""
         return [
             (variable, tf.cast(initial + total, variable.dtype))
             for variable, initial, total in zip(self._variables, self._initial, added, strict=True)
@@ -130,9 +130,9 @@ def _flatten(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _StepScope(keras.StatelessScope):  # type: ignore[misc]
-    """Keeps the values of metric variables in tensors.
+    """Keeps the values of metric variables in tensors while a step runs.
 
-    Other variables, such as moving averages, are assigned at once. Additions to them are atomic.
+    Other variables, such as moving averages, are assigned at once. Additions to these variables are atomic.
     """
 
     def __init__(self, variables: Sequence[Any], metric_variables: Sequence[Any]) -> None:
@@ -155,8 +155,8 @@ class _StepScope(keras.StatelessScope):  # type: ignore[misc]
     def check_sums(self) -> None:
         """Raise KerasError for a metric that did something other than add to its variables.
 
-        What it adds must not depend on its variables, because they start at zero in each closure. With run_eagerly,
-        nothing is checked.
+        What the metric adds must not depend on its variables, because these start at zero in each closure. With
+        run_eagerly, nothing is checked.
         """
         if not self._zeros or not tf.is_symbolic_tensor(next(iter(self._zeros.values()))):
             return  # with run_eagerly, no graph shows which operation made a value
@@ -179,7 +179,10 @@ def _find_dependent(tensors: Iterable[Any]) -> set[Any]:
 
 
 def _is_sum(tensor: Any, start: Any, dependent: Collection[Any]) -> bool:
-    """Return whether a tensor is `start` plus or minus tensors that do not depend on any metric variable."""
+    """Return whether a tensor is `start` plus or minus tensors whose operations are not in `dependent`.
+
+    `dependent` has the operations that depend on a metric variable.
+    """
     if tensor is start:
         return True
     if not tf.is_symbolic_tensor(tensor) or tensor.op.type not in ("AddV2", "Sub", "Identity", "Cast"):

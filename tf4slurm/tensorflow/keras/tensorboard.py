@@ -11,7 +11,10 @@ _PRIVATE_NAMES = (
     *("_should_trace", "_start_batch", "_stop_batch", "_start_trace", "_stop_trace", "_is_tracing"),
     "_global_train_batch",
 )
-"""Attributes of the callback that this module uses. In a version of Keras without them, the callback counts groups."""
+"""Attributes of the callback that this module uses.
+
+If a version of Keras lacks one, the callback counts groups of steps instead of steps.
+"""
 
 
 class TensorBoardSteps:
@@ -65,6 +68,6 @@ class TensorBoardSteps:
             each._global_train_batch = (due if due > before else step) - 1  # on_train_batch_begin adds 1
 
     def close(self) -> None:
-        """Let the callbacks, which may be used again, start and stop their profiles themselves."""
+        """Let the callbacks start and stop their profiles themselves again, because other trainings may use them."""
         for each in self._profiled:
             each._should_trace = True

@@ -87,7 +87,7 @@ class DoneHook(_StartHook):
         super().begin()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Record on ps 0 that this task has a session. Let `coord.join`, which follows all hooks, close the session."""
+        """Record on ps 0 that this task has a session. Let `coord.join`, called after all hooks, close the session."""
         super().after_create_session(session, coord)
         coord.join = functools.partial(self._close_and_join, session, coord.join)
 
@@ -123,7 +123,7 @@ class StartBarrierHook(_StartHook):
     """Starts training once all training tasks have a session. Add it in every worker and the chief."""
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Wait until all training tasks have a session. A restarted task passes at once.
+        """Wait until all training tasks have a session. A restarted task does not wait if all had one before.
 
         Raises:
             RendezvousTimeoutError: A task failed without a session, or has none after `start_timeout_seconds`.
@@ -143,7 +143,7 @@ class StartBarrierHook(_StartHook):
 def _arrivals_table() -> tf.Tensor:
     """Add a table on ps 0 to the current graph. Return its handle.
 
-    The table holds the positions in `training_tasks` of those that have ever created a session.
+    The table lists the training tasks that have ever created a session, by their positions in `training_tasks`.
     """
     with tf.device("/job:ps/task:0"):
         return tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name="tf4slurm_arrivals")
@@ -158,7 +158,10 @@ def _arrive(current: ServerDictionary, timeout_seconds: float) -> None:
 
 
 def _wait_for_arrivals(current: ServerDictionary, tasks: Sequence[Task], timeout_seconds: float) -> tuple[Task, ...]:
-    """Wait until each of these tasks has had a session or failed, or until the timeout. Return those without one."""
+    """Wait until each of these tasks has had a session or has failed. Return the tasks that have had no session.
+
+    After `timeout_seconds`, return them without a further wait.
+    """
     missing = tuple(tasks)
     channel = find_script_channel()
     with tf.Graph().as_default():

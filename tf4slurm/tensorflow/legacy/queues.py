@@ -34,7 +34,7 @@ _signals: dict[Task, CompletionSignal] = {}
 
 
 def make_done_queue(ps_index: int, capacity: int) -> tf.queue.FIFOQueue:
-    """Add the queue of a ps for `capacity` completion signals to the current graph.
+    """Add the queue of a ps for `capacity` completion signals to the current graph. Return the queue.
 
     Scripts that call `create_done_queue` rely on the queue's name.
     """
@@ -71,9 +71,11 @@ def poll(
     """Yield the value of `fetch` at intervals until the deadline. Wait for a ps that starts later, or is busy.
 
     `deadline` is a time of the monotonic clock. With one CPU, one operation such as a save can keep a ps busy for
-    minutes. TensorFlow's error is the same for a ps that has exited, but only the busy one still accepts connections.
+    minutes. TensorFlow's error is the same for a ps that has exited, but only the busy one still accepts connections at
+    `address`.
 
-    A single operation that waits on the ps would delay signal handlers, and could lose an item at its timeout.
+    The reason to poll: a single operation that waits on the ps would delay signal handlers, and could lose an item at
+    its timeout.
 
     Raises:
         tf.errors.DeadlineExceededError: The ps has answered before, and has exited.
@@ -158,9 +160,10 @@ def wait_for_done_queue(current: ServerDictionary, timeout_seconds: float | None
 
 
 def fill_done_queue(current: ServerDictionary, capacity: int) -> None:
-    """Put up to `capacity` items into this ps's queue, whose script takes that many.
+    """Put `capacity` items into the queue of this ps, or fewer if the queue is full or the ps has ended.
 
-    Call this after the end of training. A worker that was killed has put no item.
+    The script of the ps waits until it has taken `capacity` items. Call this function after the end of training: a
+    worker that was killed has put no item.
     """
     with contextlib.suppress(ShutdownError), tf.Graph().as_default():  # the queue is full, or the ps has ended
         put = make_done_queue(current.task_index, capacity).enqueue(0)
