@@ -244,6 +244,7 @@ SEARCHES = {
     "connection reset by peer": "cluster.html#failed-to-connect",
     "squeue": "slurm.html#the-job-has-ended",
     "diverged": "training.html#loss-is-nan",
+    "did not arrive in time": "cluster.html#the-barrier-broke",
 }
 """What is typed in the search field of the troubleshooting page -> a part of the first link that it shows."""
 
