@@ -304,10 +304,10 @@ def test_launcher_waits_a_bounded_time_for_slurm(job: GrowingJob, monkeypatch: p
     assert ended.wait(60)
 
 
-def test_launcher_invites_workers_again_after_an_error(
+def test_control_file_is_written_again_after_an_error(
     job: GrowingJob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(launcher, "_ADMIT_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "_PUBLISH_POLL_SECONDS", 0.01)
     calls: list[object] = []
 
     def write(*_: object) -> None:
@@ -318,7 +318,7 @@ def test_launcher_invites_workers_again_after_an_error(
     monkeypatch.setattr(launcher, "write_control", write)
     job.run.add_worker_arrays()
     endpoint = ControlEndpoint((Address("n1", 1),), create_credentials().shared)
-    asyncio.run(asyncio.wait_for(make_launcher(job)._admit_workers(endpoint), 60))
+    asyncio.run(asyncio.wait_for(make_launcher(job)._publish_control(endpoint), 60))
     assert (len(calls), caplog.text.count("The disk is full.")) == (3, 1)
 
 

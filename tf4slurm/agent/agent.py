@@ -1,7 +1,7 @@
-"""The agent of one task.
+"""The agent of one task: the process that connects the task's script to the launcher.
 
-It registers the task, brings the task's process to the desired state, and reports the observed state. The agent never
-imports TensorFlow, so it cannot hang in TensorFlow.
+The agent registers the task with the launcher, brings the script to the state that the launcher desires, and reports
+the state that it observes. The agent never imports TensorFlow, so it cannot hang in TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _ORPHAN_SECONDS = 2.0  # from SIGTERM to SIGKILL, if the launcher is lost
 
 
 class Agent:
-    """The agent of one task, for its own child process or for the script that started the agent."""
+    """Registers a task, and keeps the task's process in the state that the launcher desires.
+
+    `process` is the agent's child process, or the script that started the agent as its sidecar.
+    """
 
     def __init__(self, rendezvous: Rendezvous, process: TaskProcess) -> None:
         self._rendezvous = rendezvous
@@ -50,7 +53,7 @@ class Agent:
 
     @property
     def was_terminated(self) -> bool:
-        """Whether this task took part in the job and has terminated."""
+        """Whether this task could take part in the job and its last reported state is "terminated"."""
         return self._client.observed.state == "terminated" and self._rendezvous.failure is None
 
     @property
@@ -69,12 +72,16 @@ class Agent:
         return None
 
     async def run(self) -> int:
-        """Run the task until the launcher terminates it or is lost, or the parent process ends.
+        """Run the task until the launcher terminates it or is lost, or until the guard or script above this agent ends.
 
         Returns:
-            The exit code for this process. If the task did not take part, it is that of the error. If the launcher or
-            the guard above this agent is lost later, it is 7. Otherwise it is the one that the service sent to a joined
-            worker, or that of a child that failed. Else it is 0, also if the child was terminated.
+            The exit code for this process, by the first case that applies:
+
+            * The launcher was lost after the cluster had formed, or the guard above this agent was lost: 7.
+            * The task could not take part in the job: the exit code of the error.
+            * The launcher has sent an exit code to a joined worker: this code.
+            * The child failed: the child's exit code, or 128 + N after signal N.
+            * Otherwise, for example after the child was terminated: 0.
         """
         await self._process.open()
         member = asyncio.create_task(self._client.run())
@@ -110,7 +117,7 @@ class Agent:
                 await self._process.write_last_state(self._rendezvous.cluster)
 
     async def _follow(self) -> None:
-        """Bring the process to the desired state in each attempt, until the launcher terminates this task."""
+        """Start, restart and end the process as the launcher desires, until the launcher terminates this task."""
         while True:
             cluster = await self._rendezvous.wait_for_cluster()
             if cluster is not None:
@@ -153,11 +160,13 @@ class Agent:
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str], launcher_id: int | None = None) -> int:
-    """Run an agent with the environment variables from its launcher. Return the exit code for this process.
+    """Run the agent of a task that a launcher or srun has started. Return the exit code for this process.
 
     Args:
-        launcher_id: Process id of the launcher if the launcher is the parent process. If the launcher has ended before
-            this agent has registered, the agent fails at once.
+        command: The child's command.
+        environ: The environment variables of this process, with those that the launcher sets for its agents.
+        launcher_id: Process id of the launcher if the launcher is the parent process, else None. If the launcher has
+            ended before this agent has registered, the agent fails at once.
 
     Raises:
         SlurmEnvironmentError: The variables do not determine the task.

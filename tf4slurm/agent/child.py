@@ -1,4 +1,4 @@
-"""The child process of an agent: start, supervision and end."""
+"""Start, supervise and end the process of an agent's task."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ class TaskProcess(abc.ABC):
 
     @abc.abstractmethod
     async def wait_until_orphaned(self) -> int:
-        """Wait until the agent must end because of its parent process. Return the agent's exit code.
+        """Wait until an event above the agent ends the agent. Return the agent's exit code.
 
-        The guard above the agent was killed, or the script that started the agent has ended or is suspended.
+        For an agent with a child, the event is the loss of the guard process above the agent. For a script that started
+        the agent, it is the script's end, or a suspension (SIGSTOP) for longer than the heartbeat timeout.
         """
 
     @abc.abstractmethod
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
-        """Start the child for the `start_count`-th time in this attempt, and report its state.
+        """Start the child for the `start_count`-th time in this attempt, and report its state to the launcher.
 
         A script that started the agent runs already, and only receives the cluster.
         """
@@ -76,9 +77,9 @@ class TaskProcess(abc.ABC):
 
     @abc.abstractmethod
     async def end(self, kill_wait_seconds: float) -> None:
-        """Terminate the agent's child, and kill it after `kill_wait_seconds`.
+        """Terminate the agent's child. Kill it if it still runs after `kill_wait_seconds`.
 
-        A script that started the agent is not terminated; this method waits until the script ends.
+        A script that started the agent is not terminated: this method waits until the script ends.
         """
 
     async def on_launcher_loss(self) -> None:  # noqa: B027
@@ -144,7 +145,10 @@ class OwnedChild(TaskProcess):
         return EXIT_TASK_LOST
 
     async def _watch_slurmstepd(self) -> None:
-        """Terminate this task when its slurmstepd is lost, because Slurm no longer ends the task then."""
+        """Report this task as terminated when its slurmstepd is lost. The agent then ends the child.
+
+        Slurm does not end the tasks of a lost slurmstepd.
+        """
         process_id = await wait_for_slurmstepd_loss()
         await self._wait_for_tail()
         detail = f"its slurmstepd (process {process_id}) was killed"
@@ -196,7 +200,10 @@ class OwnedChild(TaskProcess):
         await asyncio.wait(self._killing, timeout=_KILL_SECONDS)
 
     async def write_last_state(self, cluster: Cluster) -> None:
-        """Write the state of the child. Wait at most 2 s, because the file system may have stalled."""
+        """Write the task's last state to the run directory.
+
+        Wait at most 2 s, because the file system may have stalled.
+        """
         observed = self._client.observed
         state = LastState(
             task=str(cluster.member(self._rendezvous.rank).task),
@@ -214,7 +221,7 @@ class OwnedChild(TaskProcess):
     # One start
 
     async def _run(self, cluster: Cluster, attempt: int, start_count: int) -> None:
-        """Start the child and supervise it to its end. A stalled file system delays only this coroutine."""
+        """Start the child once, and supervise it to its end. A stalled file system delays only this coroutine."""
         _, task, _, address = cluster.member(self._rendezvous.rank)
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         self._ignores_stop_signals, self._sees_gpus = not role.is_waited_for, role.sees_gpus
@@ -262,7 +269,11 @@ class OwnedChild(TaskProcess):
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
-        """Kill the child if its liveness probe fails. Report its exit at once, and its last lines afterwards."""
+        """Wait for the child's exit, and report it at once. `_finish_log` then reports the child's last lines.
+
+        A child that fails its liveness probe is killed. `address` is that of the child's server, or None if it has no
+        server.
+        """
         spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.unresponsive_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
@@ -290,7 +301,7 @@ class OwnedChild(TaskProcess):
     async def _finish_log(self, child: Child, log: ChildLog, *, has_failed: bool) -> None:
         """Wait at most 0.5 s for the remaining output of a child that has exited.
 
-        Report its last lines if it has failed. If it has not and its output is empty, report that.
+        If the child has failed, report its last lines. If it has succeeded without any output, report that.
         """
         await child.wait()
         tail = log.close()

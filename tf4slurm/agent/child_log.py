@@ -53,9 +53,9 @@ class LastLines:
 class ChildLog:
     """Writes the output of one child process to its log file, and line by line to the terminal.
 
-    TensorFlow's start-up messages are never among the last lines, and on the terminal only with `all_output`. A
-    progress bar is written at most once per second, and at its end. If the file cannot be written (a full disk), later
-    output appears only on the terminal.
+    TensorFlow's start-up messages are printed on the terminal only with `all_output`. They never belong to the last
+    lines that `close` returns. A progress bar is written at most once per second, and at its end. If the file cannot be
+    written (a full disk), later output appears only on the terminal.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
@@ -78,7 +78,7 @@ class ChildLog:
             self._show([f"[tf4slurm: no log file: {error}]"])
 
     def write(self, data: bytes) -> None:
-        """Write output. Empty `data` marks its end.
+        """Write a piece of the child's output. Empty `data` marks the end of the output.
 
         A stalled file system blocks the thread that calls this method, not the agent.
         """
@@ -105,14 +105,17 @@ class ChildLog:
         self._file = self._times = None
 
     def _note_time(self, file: BinaryIO) -> None:
-        """Append the log's size and the time (seconds since 1970) to the times file, at most once a second."""
+        """Append the log's size and the time (seconds since 1970) to the file of times beside the log.
+
+        This is done at most once a second. `jobs/logs.py` reads the file to find when a line was printed.
+        """
         now = time.time()
         if self._times is not None and not 0 <= now - self._timed_at < _TIMES_SECONDS:
             self._timed_at = now
             self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
     def close(self) -> tuple[str, ...]:
-        """Print the incomplete last line on the terminal, and return the last lines.
+        """Print the incomplete last line on the terminal. Return the last lines of the output (see `LastLines`).
 
         The thread that reads the output may still write to the log file, until it calls `write` with empty data.
         """

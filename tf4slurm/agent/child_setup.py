@@ -31,7 +31,8 @@ from tf4slurm.system.variables import (
 
 _HOME = Path(__file__).parents[1]
 _MIN_INTEROP_THREADS = 4
-"""TensorFlow starts a thread per CPU that it may use. With a single one, closures on parameter servers never end."""
+"""Minimum of TF_NUM_INTEROP_THREADS. By default TensorFlow starts one thread per CPU that it may use. With a single
+thread, closures on parameter servers never end."""
 # By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
 _QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
 
@@ -55,8 +56,8 @@ class ChildSetup:
     def make_command(self, cluster: Cluster, task: Task, attempt: int) -> Sequence[str]:
         """Return the child's command. This may wait for a file system, so call it in a thread.
 
-        tf4slurm's own program, a server of the data service, is started by its path, because the script's Python, which
-        runs this program, may lack tf4slurm.
+        A task of the data service runs a program of tf4slurm with the script's Python. The command has the path of this
+        program, because that Python may lack tf4slurm.
 
         Raises:
             CommandError: See `container_command`.
@@ -114,7 +115,9 @@ class ChildSetup:
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:
-    """Return TF_CONFIG if it fits into an environment variable. TensorFlow reads it nowhere else.
+    """Return `tf_config` unchanged if it fits into the environment variable TF_CONFIG.
+
+    TensorFlow reads it nowhere else. `num_tasks`, the number of tasks of the cluster, is for the error message.
 
     Raises:
         PlacementError: The variable is too long for Linux.

@@ -11,7 +11,7 @@ from tf4slurm.errors import CommandError
 
 _PROGRAMS = ("apptainer", "singularity")
 _GPU_OPTIONS = {"/dev/nvidiactl": "--nv", "/dev/kfd": "--rocm"}
-"""The option that brings a vendor's driver into the container, by the vendor's device."""
+"""Apptainer's option that gives the container a GPU driver, by the device file of hosts with this driver."""
 
 
 def container_command(
@@ -19,12 +19,13 @@ def container_command(
 ) -> tuple[str, ...]:
     """Return the command that runs `command` in a container.
 
-    The container shares the host's network and the environment variables. It sees `paths`, the working directory, and
-    what the site's configuration adds, usually the home directory and /tmp.
+    The container shares the host's network and the environment variables. It sees the directories `paths`, the working
+    directory, and what the site's configuration adds, usually the home directory and /tmp.
 
     This function may wait for a file system, so call it in a thread.
 
     Args:
+        image: Path or URI of the container's image.
         environ: The environment variables whose PATH is searched for Apptainer and Singularity.
         sees_gpus: Whether the container gets the drivers of the host's GPUs.
 
@@ -46,7 +47,10 @@ def container_command(
 
 
 def check_bindable(paths: Sequence[Path], command: Sequence[str]) -> None:
-    """Raise CommandError for a path with "," or ":", with which --bind separates paths."""
+    """Raise CommandError for a path with "," or ":", because Apptainer's --bind separates paths with these.
+
+    `command` is the command that was to run in the container, for the error's attribute.
+    """
     for path in paths:
         if {",", ":"} & set(str(path)):
             raise CommandError(

@@ -21,10 +21,11 @@ _CLOSE_SECONDS = 2.0
 
 
 class MetricLog:
-    """The metrics of one task in one attempt. Until `close`, a thread appends new ones to a file.
+    """The metrics of one task in one attempt. Until `close`, a thread appends new metrics to a file.
 
-    The thread writes every max(2 s, num_tasks x 10 ms). After all lines have been merged (see `BoundedMetrics`) it
-    replaces the file. While the file system stalls, entries are kept in memory.
+    The thread writes every max(2 s, num_tasks x 10 ms). When there are too many metrics, `BoundedMetrics` merges all
+    lines in pairs, and the thread then replaces the whole file. While the file system stalls, entries are kept in
+    memory.
     """
 
     def __init__(self, run_directory: RunDirectory, task: Task, attempt: int, num_tasks: int) -> None:
@@ -50,7 +51,7 @@ class MetricLog:
         self._thread.shutdown(wait=False)
 
     async def _run(self) -> None:
-        """Write the metrics repeatedly until cancelled.
+        """Start a write of the metrics periodically, until cancelled.
 
         About every 10 s the last line is written even if later entries could be merged into it.
         """
@@ -68,7 +69,10 @@ class MetricLog:
             await asyncio.wait({asyncio.wrap_future(self._writing)}, timeout=_CLOSE_SECONDS / 2)
 
     def _start_writing(self) -> None:
-        """Let the thread write the final lines that the file lacks, unless it still writes earlier ones."""
+        """Let the thread write the lines that the file lacks. Do nothing while the thread is still writing.
+
+        The last line is left out as long as later entries may be merged into it.
+        """
         lines, num_mergings = self._series.lines[: self._series.num_final], self._series.num_mergings
         if (self._writing is not None and not self._writing.done()) or self._written == (len(lines), num_mergings):
             return

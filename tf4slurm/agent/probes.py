@@ -50,8 +50,10 @@ async def wait_until_unresponsive(
     Cancel this call when the child exits. Time in which this process was paused does not count.
 
     Args:
+        process_id: Process id of the child.
         address: The address of the child's server. None if it has no server.
-        timeout_seconds: How long the child may be suspended (SIGSTOP), or its server may not answer after it once has.
+        timeout_seconds: How long the child may be suspended (SIGSTOP). Also how long its server may fail to answer
+            after its first answer.
         server_timeout_seconds: Time limit for the server's first answer. None (default) for no limit.
         on_server: Called when the server answers for the first time.
     """
@@ -84,12 +86,14 @@ async def wait_until_unresponsive(
 
 
 async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
-    """Call `on_usage` after 1 s, and then every max(5 s, num_tasks x 10 ms), until cancelled.
+    """Measure the resource usage of the child and its descendants until cancelled. Call `on_usage` with each result.
 
-    It is not called when /proc does not show the child, or when a descendant has just ended.
+    The first measurement is after 1 s, the next every max(5 s, num_tasks x 10 ms). A measurement has no result if a
+    descendant has just ended, or if /proc does not show the child.
 
     Args:
-        port: The child's port. None if the child has no server.
+        process_id: Process id of the child.
+        port: The port of the child's server. None if the child has no server.
         num_tasks: Number of tasks of the job.
     """
     pause = _FIRST_USAGE_SECONDS
@@ -144,11 +148,19 @@ def _read_connections(kernel: socket.socket, port: int) -> Iterator[tuple[int, t
                         yield inode, struct.unpack_from("=QQ", value, _COUNTERS_OFFSET)
 
 
-def _split(data: bytes, head: str, head_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (kind, content) of netlink messages or attributes. Each begins with its length, aligned to 4 bytes."""
-    while len(data) >= head_bytes:
-        length, kind = struct.unpack_from(head, data)
-        if length < head_bytes:
+def _split(data: bytes, header: str, header_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (type, payload) of each netlink message, or of each attribute of a message, in `data`.
+
+    Each of them starts with a header. Its first two fields are the length with the header, and the type. Each starts at
+    a multiple of 4 bytes, so up to 3 bytes of padding precede the next one.
+
+    Args:
+        header: Format of these two fields for `struct`.
+        header_bytes: Size of the whole header in bytes.
+    """
+    while len(data) >= header_bytes:
+        length, kind = struct.unpack_from(header, data)
+        if length < header_bytes:
             return
-        yield kind, data[head_bytes:length]
+        yield kind, data[header_bytes:length]
         data = data[(length + 3) & ~3 :]

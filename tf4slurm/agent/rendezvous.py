@@ -90,7 +90,10 @@ class Rendezvous:
     ) -> None:
         """Create the rendezvous. Nothing is sent before `client.run()` is called.
 
-        `owns_child` is False if srun started the script. Then the agent neither starts nor ends the script.
+        Args:
+            find_endpoint: Returns the addresses and credentials of the control service. None as long as they are
+                unknown.
+            owns_child: False if srun started the script. Then the agent neither starts nor ends the script.
         """
         self.identity = identity
         self.spec = spec
@@ -111,7 +114,10 @@ class Rendezvous:
 
     @property
     def cluster(self) -> Cluster | None:
-        """The latest cluster if it contains this task, else None. At first, a joined worker is not in the cluster."""
+        """The cluster that the launcher sent last. None if there is none, or if it does not contain this task.
+
+        A worker that has just joined is not in the cluster yet.
+        """
         cluster = self.client.cluster
         return cluster if cluster is not None and cluster.find(self.rank) is not None else None
 
@@ -143,9 +149,9 @@ class Rendezvous:
                 server.close()
 
     async def begin_attempt(self, attempt: int) -> None:
-        """Hold a new port for another attempt and send it to the launcher. If there is none, report "not_ready".
+        """Hold a new port for another attempt, and send it to the launcher. If no port is free, report "not_ready".
 
-        While all ports of a range are in use, try again for 3 s.
+        While all ports of a range are in use, this method tries again for 3 s.
         """
         now = asyncio.get_running_loop().time
         before = self.held_port
@@ -185,7 +191,7 @@ class Rendezvous:
         return await answer_checks(listener, self.client.token, self.rank)
 
     async def _find_unreachable(self, cluster: Cluster) -> list[str]:
-        """Check the addresses that this task must check. Return a clause for each address that does not answer."""
+        """Check the addresses that this task must check. Return a clause for each check that fails, with the reason."""
         if isinstance(self.identity, JoiningWorker):
             ps = {member.task: member.address for member in cluster.members if member.task.task_type == "ps"}
             await wait_for_answers(ps, _CHECK_SECONDS)
@@ -207,9 +213,10 @@ class Rendezvous:
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)
 
     def _make_registration(self, service: Address) -> Registration:
-        """Return the registration. If no address or port is found, it contains the reason.
+        """Return this task's registration for the control service at the address `service`.
 
-        The service then ends the job, or refuses a joined worker.
+        If this host has no address or port for the task, the registration contains the reason. The service then ends
+        the job, or refuses the task if it is a joining worker.
         """
         host, port, node = "", 0, self.identity.node_name
         with self._choosing:  # an earlier call that has timed out may still run in its thread
@@ -235,5 +242,10 @@ def spec_to_environ(spec: JobSpec, run_directory: Path) -> dict[str, str]:
 
 
 def spec_from_environ(command: Sequence[str], environ: Mapping[str, str]) -> tuple[JobSpec, Path]:
-    """Return the job's options and run directory, from the variables of `spec_to_environ` and the job's command."""
+    """Return the job's options and the path of its run directory.
+
+    Args:
+        command: The job's command, which is not in the variables.
+        environ: Environment variables with those of `spec_to_environ`.
+    """
     return JobSpec(tuple(command), **json.loads(environ[SETTINGS_VARIABLE])), Path(environ[RUN_DIRECTORY_VARIABLE])

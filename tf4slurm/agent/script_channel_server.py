@@ -33,8 +33,8 @@ class ScriptChannelServer:
     """Accepts connections of the processes of the script, from `open` to `close`.
 
     Attributes:
-        name: The value of SCRIPT_CHANNEL_VARIABLE for the child.
-        was_used: Whether a script has ever connected.
+        name: Name of the socket, which the child finds in the variable SCRIPT_CHANNEL_VARIABLE. Empty before `open`.
+        was_used: Whether a process of a script has ever connected.
     """
 
     def __init__(
@@ -115,9 +115,10 @@ class ScriptChannelServer:
             writer.close()
 
     def _update(self, writer: asyncio.StreamWriter, state: ScriptState) -> ScriptState:
-        """Return the merged state of all processes.
+        """Replace the state of the process at the other end of `writer`. Return the merged state of all processes.
 
-        If requests for shards make it longer than `MAX_SCRIPT_BYTES`, refuse those of this process.
+        If shard requests make the merged state longer than `MAX_SCRIPT_BYTES`, the requests of this process are
+        refused.
         """
         merged = self._processes.update(writer, state)
         refused: tuple[ShardGrant, ...] = ()
@@ -140,7 +141,7 @@ def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
     """Send the desired state to the script. If this fails, messages that the agent has not read yet are not lost.
 
     asyncio's transport would drop these messages after a failed write, for example to a script that has exited.
-    Therefore this function writes to the socket directly if it can.
+    Therefore this function writes to the socket itself, unless earlier data waits in the transport's buffer.
     """
     line = encode(desired) + b"\n"
     if not writer.transport.get_write_buffer_size():

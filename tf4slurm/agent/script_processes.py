@@ -18,12 +18,12 @@ _DEFAULT = ScriptState()
 
 @dataclass(frozen=True)
 class _Process:
-    """One process, or all ended processes of one kind (helpers or others) together.
+    """One process of a script, or a merger of all ended processes that have the same `is_helper`.
 
     Attributes:
         state: The latest state.
-        changed_at: The number of the message that last changed each field.
-        metrics_at: The number of the message that last changed each metric.
+        changed_at: The number of the message that last changed a field of `ScriptState`, by the field's name.
+        metrics_at: The number of the message that last changed a metric, by the metric's name.
     """
 
     state: ScriptState = _DEFAULT
@@ -96,7 +96,11 @@ def _shards(live: _Processes, ended: _Processes) -> tuple[ShardRequest, ...]:
 
 
 def _without_repeated_starts(requests: Iterable[ShardRequest]) -> Iterable[ShardRequest]:
-    """Yield the requests. If several processes send the same `start`, which may be long, only the first keeps it."""
+    """Yield the shard requests, without repetitions of the same `start`.
+
+    `start`, the position from which to continue, may be long. If several processes send the same one, only the first
+    request keeps it.
+    """
     seen = set()
     for request in requests:
         key = (request.name, request.size, request.epochs, request.fingerprint, request.start)
@@ -146,7 +150,8 @@ RULES: Mapping[str, tuple[_Rule, str]] = {
     "ps_bytes": (_latest_ps_bytes, "That of the process that last reported them, a live one if possible."),
     "is_helper": (_all_helpers, "Whether all processes are helpers."),
 }
-"""The rule of each field of `ScriptState`: a function of the live and the ended processes, and the rule in words."""
+"""How to merge each field of `ScriptState`, by its name: a function of the live and the ended processes, and its
+description."""
 
 
 class ScriptProcesses:
@@ -158,7 +163,7 @@ class ScriptProcesses:
         self._num_messages = 0
 
     def __contains__(self, process: Hashable) -> bool:
-        """Return whether `update` was called for the process, and `end` or `clear` was not called since."""
+        """Return whether the process is live: `update` was called for it, and neither `end` nor `clear` since."""
         return process in self._live
 
     def update(self, process: Hashable, state: ScriptState) -> ScriptState:
@@ -175,7 +180,7 @@ class ScriptProcesses:
         return self._merged()
 
     def end(self, process: Hashable) -> ScriptState:
-        """Note the end of a process. Return the merged state."""
+        """Mark a process as ended. Return the merged state."""
         process_state = self._live.pop(process, None)
         if process_state is not None:
             kind = process_state.state.is_helper

@@ -128,7 +128,7 @@ class CallingScript(TaskProcess):
         self._end_or_stop.set()
 
     async def _watch_slurmstepd(self) -> None:
-        """Report the loss of the slurmstepd. The script continues, but Slurm will not notice its end."""
+        """Report the loss of the slurmstepd. The script continues, but Slurm will not notice the script's end."""
         await wait_for_slurmstepd_loss()
         self._client.update(killed_by="slurmstepd")
 

@@ -17,7 +17,7 @@ from tf4slurm.control.credentials import seal_for_this_user
 from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.software import check_software
 from tf4slurm.errors import InterfaceError, PortsInUseError
-from tf4slurm.network.interfaces import host_addresses, interface_address, network_interfaces
+from tf4slurm.network.interfaces import host_addresses, interface_address, list_connected_interfaces
 from tf4slurm.network.ports import format_ports, hold_port
 from tf4slurm.network.reachability import PROXY_VARIABLES
 from tf4slurm.slurm.environ import own_node_name
@@ -149,7 +149,7 @@ def _check_interfaces(interface: str | None, node: str) -> Finding:
         except InterfaceError as error:
             advice = "Bring it up, exclude the node (sbatch --exclude), or choose another interface."
             return Finding("fail", "interfaces", str(error).split(". ")[0], advice)
-    found = network_interfaces()
+    found = list_connected_interfaces()
     if not found:
         return Finding("warn", "interfaces", "only loopback is up", "Jobs on several hosts need a network.")
     names = ", ".join(f"{each.name} (InfiniBand)" if each.is_infiniband else each.name for each in found)

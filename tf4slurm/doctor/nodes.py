@@ -26,7 +26,7 @@ from tf4slurm.doctor.finding import Finding, merge_nodes
 from tf4slurm.doctor.host import check_clocks, check_directory, check_host, check_shared, probe_file, probe_path
 from tf4slurm.doctor.software import IMPORT_SECONDS
 from tf4slurm.errors import AuthenticationError, InterfaceError, LaunchError, SlurmEnvironmentError
-from tf4slurm.network.interfaces import host_addresses, network_interfaces, task_address
+from tf4slurm.network.interfaces import host_addresses, list_connected_interfaces, task_address
 from tf4slurm.network.ports import hold_port
 from tf4slurm.network.reachability import answer_checks, find_fault
 from tf4slurm.slurm.commands import exited_tasks, srun_on_each_node_command
@@ -361,7 +361,7 @@ def _check_node(environ: Mapping[str, str], step: SlurmStep, task: NodeTask, por
     own_address = None
     with contextlib.suppress(InterfaceError, OSError, IndexError):
         own_address = task_address(spec.interface, step.node_name, task.launcher_addresses[0])
-    addresses = {address: each.name for each in network_interfaces() for address in each.addresses}
+    addresses = {address: each.name for each in list_connected_interfaces() for address in each.addresses}
     peer = Peer(step.rank, step.node_name, port, addresses, own_address)
     return {"peer": asdict(peer), "findings": [asdict(finding) for finding in findings], "skew": skew}
 

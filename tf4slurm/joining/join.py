@@ -54,7 +54,7 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
             f"The directory {place!r} of {job.name} does not exist on {os.uname().nodename}. Share it with this host."
         )
         raise JobStateError(text, job=job.name, state="RUNNING")
-    if _has_own_network(file.process):
+    if _is_in_other_network_namespace(file.process):
         text = f"{job.name} runs in a network of its own, which no other process reaches: start it without --isolated."
         raise JobStateError(text, job=job.name, state="RUNNING")
     spec = JobSpec(file.command, **file.options)
@@ -94,8 +94,11 @@ async def _run(agent: Agent, client: ControlClient) -> int:
     return running.result()
 
 
-def _has_own_network(launcher: Process | None) -> bool:
-    """Return whether the launcher is on this host, in another network namespace."""
+def _is_in_other_network_namespace(launcher: Process | None) -> bool:
+    """Return whether the launcher runs on this host in a network namespace other than that of this process.
+
+    Return False if this is unknown: `launcher` is None, has ended, or belongs to another user.
+    """
     try:
         return (
             launcher is not None
@@ -117,7 +120,11 @@ def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
 
 
 def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile:
-    """Check that a worker of this tf4slurm can join a run. Return its job.json. `verb` is for the error message.
+    """Check that a worker that this version of tf4slurm starts can join a run of a job. Return the run's job.json.
+
+    Args:
+        directory: The run directory.
+        verb: The command that the user has called, such as "join", for the error message.
 
     Raises:
         JobStateError: The run has ended, runs another version of tf4slurm, or cannot use more workers.

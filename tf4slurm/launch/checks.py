@@ -39,13 +39,13 @@ class _Interpreter:
     """An interpreter, and the options that decide from where it reads its program.
 
     Attributes:
-        name: Pattern of the program's name.
+        name: Pattern of the interpreter's file name.
         program: Letters of options whose value is the program (-c CODE, -m MODULE), or that only print (-V).
         value: Letters of options with another value.
         value_words: Long options with another value.
         input: Letters of options that make the interpreter read the program from standard input.
-        is_shell: Whether it is a shell. Then a dash ends the options (for Python a dash is standard input), + starts
-            options, too, and a value is always a separate word.
+        is_shell: Whether the interpreter is a shell. For a shell, a dash ends the options, + also starts an option, and
+            a value is always a separate word. For Python, a dash is standard input.
     """
 
     name: re.Pattern[str]
@@ -108,7 +108,7 @@ def check_command(spec: JobSpec) -> None:
 
 
 def warn_of_resolver(command: Sequence[str]) -> None:
-    """Log a warning if a script uses TensorFlow's SlurmClusterResolver, which computes another cluster."""
+    """Log a warning if a script uses TensorFlow's SlurmClusterResolver. Its cluster differs from that of tf4slurm."""
     for path in (Path(word) for word in command if word.endswith(".py")):
         with contextlib.suppress(OSError):
             if _TENSORFLOWS_RESOLVER.search(path.read_text(encoding="utf-8", errors="replace")):
@@ -130,7 +130,7 @@ def _check_program(command: Sequence[str]) -> None:
 
 
 def _find_script(command: Sequence[str]) -> str | None:
-    """Return the script that Python or a shell runs.
+    """Return the script that a command runs with Python or a shell.
 
     Returns:
         The script, "" if the program is read from standard input, or None for any other command, such as `python -m`.

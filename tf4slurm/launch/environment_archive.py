@@ -25,13 +25,14 @@ from tf4slurm.system.program import read_line
 from tf4slurm.system.trusted_files import private_directory
 
 CACHE_BYTES = 32 * 2**30
-"""Maximum size of all archives together, and of all copies on a node. Those in use may exceed it."""
+"""Maximum size of all archives together, and of all copies on a node together. It may be exceeded, because archives and
+copies in use are never removed."""
 UNUSED_SECONDS = 7 * 86400
 """Archives and copies that no job has used for this time are removed."""
 STAGING_SECONDS = 1800.0
 """Time limit to copy an environment to the nodes of a job."""
 IN_USE_SECONDS = STAGING_SECONDS + 600
-"""Archives and copies are kept for this time after a job has found or made them: it may not have opened them yet."""
+"""Archives and copies are kept for this time after a job has found or made them, so that the job can open them."""
 
 _QUERY = """
 import json, sys
@@ -48,7 +49,8 @@ _ARCHIVED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 class Relocation:
     """Replaces paths of directories in texts such as command lines, environment variables and scripts.
 
-    A directory is replaced where it is a whole path or the start of one. Without directories, texts are unchanged.
+    `paths` has the new path of each directory by its old path. A directory is replaced where it is a whole path or the
+    start of one. Without directories, texts are unchanged.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -61,13 +63,13 @@ class Relocation:
 
 
 class PythonEnvironment(NamedTuple):
-    """The Python of a script, and the directories of its modules that are not part of the system.
+    """The Python of a script, and the directories outside of /usr that contain its modules.
 
     Attributes:
         program: Path of the Python.
         prefix: Directory of its virtual or conda environment.
         directories: Absolute paths of the directories. None of them is below another.
-        unread: Directories of packages below `directories` that are not on this Python's path.
+        unread: Directories of packages below `directories` that are not on sys.path. They are not copied.
     """
 
     program: str
@@ -77,11 +79,13 @@ class PythonEnvironment(NamedTuple):
 
 
 def find_environment(python: str, environ: Mapping[str, str]) -> PythonEnvironment:
-    """Return the script's Python and the directories of its modules, with those of the Python that runs tf4slurm.
+    """Return the script's Python and the directories of its modules.
+
+    The directories of the Python that runs tf4slurm are included.
 
     Args:
         python: Name or path of the script's Python.
-        environ: The environment variables with which this Python is found and run.
+        environ: The environment variables with which the script's Python is found and run.
 
     Raises:
         LaunchError: The Python is not on PATH, or does not print its directories within 120 s.
@@ -107,12 +111,18 @@ def find_environment(python: str, environ: Mapping[str, str]) -> PythonEnvironme
 
 
 def _is_below(path: str, directories: Iterable[str]) -> bool:
-    """Return whether a path is one of these directories or below one."""
+    """Return whether `path` is one of `directories` or below one of them."""
     return any(path == each or path.startswith(each.rstrip("/") + "/") for each in directories)
 
 
 class File(NamedTuple):
-    """A file, link or directory of an environment. `name` is its path in the archive."""
+    """A file, link or directory of an environment.
+
+    Attributes:
+        path: Its absolute path.
+        name: Its path in the archive.
+        facts: Its size, mode and times, from os.stat.
+    """
 
     path: str
     name: str
@@ -146,9 +156,9 @@ def list_files(environment: PythonEnvironment) -> list[File]:
 
 
 def fingerprint(files: Iterable[File], *texts: str) -> str:
-    """Return 16 hexadecimal digits that change with the path, mode, size or modification time of a file, or a text.
+    """Return a hash (16 hexadecimal digits) of the texts, and of each file's path, mode, size and modification time.
 
-    Files in __pycache__ do not count, because Python writes them while it runs.
+    Directories and files in __pycache__ do not count, because Python writes the latter while it runs.
     """
     result = hashlib.sha256(repr(texts).encode())
     for file in files:
@@ -161,9 +171,12 @@ def fingerprint(files: Iterable[File], *texts: str) -> str:
 def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: threading.Event) -> IO[bytes]:
     """Open the tar archive of `files` at `path`. Write the archive first, unless this user has written it before.
 
-    `relocate` changes paths in links, in pyvenv.cfg and in the scripts in bin. Before the archive is written, other
-    archives in the directory are removed: those that no job has used for a week, and the least recently used ones
-    beyond `CACHE_BYTES`. When `stopped` is set, the writing ends.
+    Before the archive is written, other archives in the directory are removed: those that no job has used for a week,
+    and the least recently used ones beyond `CACHE_BYTES`.
+
+    Args:
+        relocate: Changes paths in links, in pyvenv.cfg and in the scripts in bin.
+        stopped: Event that another thread sets to end the writing.
 
     Raises:
         UntrustedFileError: The archive's directory belongs to another user.
@@ -182,7 +195,10 @@ def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: t
 
 
 def _is_own(archive: Path) -> bool:
-    """Return whether only this user can have written a file. The mode of its directory may have changed since."""
+    """Return whether `archive` is a file that only this user can have written.
+
+    The file itself is checked, because its directory may have been open to others before.
+    """
     try:
         facts = archive.lstat()
     except FileNotFoundError:
@@ -191,7 +207,10 @@ def _is_own(archive: Path) -> bool:
 
 
 def _remove_unused(directory: Path, num_bytes: int) -> None:
-    """Remove drafts of jobs that have ended, old archives, and archives that leave no space for `num_bytes`."""
+    """Remove old archives, drafts that ended jobs have left, and archives that leave no space for `num_bytes` more.
+
+    The limit for all archives together is `CACHE_BYTES`. Nothing is removed that a job may still open.
+    """
     found = []
     for path in (*directory.glob("env-*.tar"), *directory.glob(f".env-*{DRAFT_SUFFIX}")):
         with contextlib.suppress(OSError):
@@ -220,7 +239,7 @@ def _write_archive(archive: Path, files: list[File], relocate: Relocation, stopp
 
 
 def _member(file: File, relocate: Relocation) -> tuple[tarfile.TarInfo, IO[bytes] | None]:
-    """Return a file's entry in the archive, and its content, which the caller closes. Only files have a content."""
+    """Return a file's entry in the archive and its content, which the caller closes. Only files have a content."""
     mode = file.facts.st_mode
     member = tarfile.TarInfo(file.name)
     member.mode, member.mtime = stat.S_IMODE(mode) | stat.S_IWUSR, int(file.facts.st_mtime)

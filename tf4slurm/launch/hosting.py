@@ -29,9 +29,11 @@ _CLOSE_SECONDS = 2.0
 def make_service(
     spec: JobSpec, counts: Mapping[str, int], on_event: Callable[..., None] = lambda *_, **__: None
 ) -> ControlService:
-    """Return the control service of a job with `counts` tasks of each role, and new credentials. It does not run yet.
+    """Create the control service of a job, with new credentials. `start_service` starts it.
 
-    `on_event` receives the events of the job (see `JobState`).
+    Args:
+        counts: Number of tasks of each role, by task type.
+        on_event: Called with each event of the job (see `JobState`).
     """
     tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
     clock = JobClock(max_gap_seconds(spec))
@@ -64,10 +66,11 @@ def _find_hosts(interface: str | None, node: str | None) -> tuple[str, ...]:
 
 
 async def wait_for_late_tasks(service: ControlService) -> None:
-    """Wait until the tasks that had not registered when the job ended have registered and terminated.
+    """After the end of a job, wait for tasks that have not registered yet, until each has registered and terminated.
 
-    Otherwise they would search for the service until their start timeout expires. This function waits at most for the
-    start timeout. If the start timeout has ended the job, or all tasks had registered, it returns at once.
+    If the service closed before, they would search for it until their start timeout expires. This function waits at
+    most for the start timeout. It returns at once if the start timeout has ended the job, or if all tasks had
+    registered.
     """
     state = service.state
     is_late = [record for record in state.tasks.members if not record.has_registered]
@@ -79,7 +82,10 @@ async def wait_for_late_tasks(service: ControlService) -> None:
 
 
 def write_control(endpoint: ControlEndpoint, run_directory: RunDirectory) -> None:
-    """Write control.json, in which tasks of plain srun and joined workers find the service and its credentials."""
+    """Write control.json, in which other processes find the service and its credentials.
+
+    The other processes are tasks of plain srun, and workers that join the job.
+    """
     run_directory.write_control(endpoint.to_json())
 
 

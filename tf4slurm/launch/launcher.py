@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 2.0
 _LOAD_SECONDS = 3.0
-_ADMIT_POLL_SECONDS = 1.0
+_PUBLISH_POLL_SECONDS = 1.0
 _END_JOBS_SECONDS = 15.0  # for Slurm's programs too
 
 
@@ -77,8 +77,11 @@ class Launcher:
     ) -> None:
         """Create the launcher.
 
-        `node` is Slurm's name of this node if the launcher is in the process of a task's agent. `arguments` is the
-        command line of this process, which job.json records.
+        Args:
+            requeue: Decides whether a stopped job is requeued, and requeues it. None for a job that is never requeued.
+            job_id: Slurm's job id. None for a local job.
+            arguments: The command line of this process, which job.json records.
+            node: Slurm's name of this node if the launcher is in the process of a task's agent, else None.
         """
         self._spec = spec
         self._spawner = spawner
@@ -98,7 +101,7 @@ class Launcher:
 
     @property
     def leaves_step_running(self) -> bool:
-        """Whether the step may not end by itself after the job.
+        """Whether the step may go on after the job, so that the caller must cancel it.
 
         This is so if a connected agent has not reported that it has terminated, or if Slurm may not notice the end of a
         task.
@@ -147,17 +150,20 @@ class Launcher:
         """Start the control service and the agents, and wait for the end of the job."""
         endpoint = await start_service(self._service, self._node, is_local=self._spawner.is_local)
         ending = asyncio.create_task(self._service.wait_for_end())
-        inviting = asyncio.create_task(self._admit_workers(endpoint))  # staging may take longer than `join` waits
+        publishing = asyncio.create_task(self._publish_control(endpoint))  # staging may take longer than `join` waits
         try:
             await self._start_tasks(endpoint, ending)
             await ending
             if self._spawner.is_external:
                 await wait_for_late_tasks(self._service)
         finally:
-            inviting.cancel()
+            publishing.cancel()
 
     async def _start_tasks(self, endpoint: ControlEndpoint, ending: asyncio.Task[None]) -> None:
-        """Start the agents. If srun has started them, write control.json, in which they find the service."""
+        """Start the agents. If srun has started them, write control.json, in which they find the service.
+
+        `ending` is done when the job has ended, which also ends the start of agents.
+        """
         if self._spawner.is_external:
             await self._writer.call(write_control, endpoint, self._run_directory)
         elif self._state.outcome is None:
@@ -194,7 +200,7 @@ class Launcher:
     # Stop requests
 
     def _take_signals(self) -> None:
-        """Start to handle stop signals. Earlier signals are pending, because the caller has blocked them."""
+        """Start to handle stop signals. The caller has blocked them, so those that came earlier are handled now."""
         for number in LAUNCHER_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a background process of a shell script
                 asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
@@ -255,10 +261,11 @@ class Launcher:
         except RunDirectoryError as error:
             logger.info("job.json has no versions: %s", error)
 
-    async def _admit_workers(self, endpoint: ControlEndpoint) -> None:
-        """Write control.json when workers want to join this job. The job's own tasks do not need this file.
+    async def _publish_control(self, endpoint: ControlEndpoint) -> None:
+        """Wait until `grow` or `join` is called for this job. Then write control.json, for workers that join.
 
-        Return without it if no worker can join.
+        Return at once if no worker can join this job, or if the job has control.json already, because srun has started
+        its tasks.
         """
         if self._spawner.is_external or not can_grow(self._spec.counts):
             return
@@ -271,10 +278,13 @@ class Launcher:
                     if not has_failed:
                         logger.warning("no worker can join this job yet: %s", error)
                     has_failed = True
-            await asyncio.sleep(_ADMIT_POLL_SECONDS)
+            await asyncio.sleep(_PUBLISH_POLL_SECONDS)
 
     async def _end_worker_jobs(self) -> None:
-        """Cancel the Slurm jobs that add workers to this job, also those from before a requeue. Wait at most 15 s."""
+        """Cancel the Slurm jobs that add workers to this job, also those that were submitted before a requeue.
+
+        Wait at most 15 s.
+        """
         if self._job_id is None or not can_grow(self._spec.counts):
             return
         path = self._run_directory.path
@@ -316,10 +326,10 @@ class Launcher:
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
-        """Requeue the job if `Requeue.find_reason` returns a reason. Return the job's result.
+        """Requeue the job if `Requeue.find_reason` returns a reason. Return the new content of result.json.
 
-        A job whose last two runs had no new step is not requeued at its time limit, and its result is a failure. If
-        Slurm accepts the request, Slurm ends this process.
+        `file` is the content without a requeue. A job whose last two runs had no new step is not requeued at its time
+        limit, and its result is a failure. If Slurm accepts the request, Slurm ends this process.
         """
         reason = await self._writer.call(requeue.find_reason, file.exit_code, self._run_directory)
         if reason is None:

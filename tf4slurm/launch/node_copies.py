@@ -66,8 +66,10 @@ done
 answer "free: $(free)"
 """
 )
-"""Answers "complete" if the node has the copy. Otherwise removes unused copies and answers "free: " and the free
-kilobytes, or "error: " and the reason.
+"""Shell script that finds the copy on a node, or else the space for it.
+
+It prints an answer for `parse_answers`: "complete" if the node has the copy. Otherwise it removes unused copies and
+answers "free: " and the number of free kilobytes, or "error: " and the reason.
 
 Arguments: directory of all copies, name of this copy, kilobytes that the copy needs with its archive, maximum kilobytes
 of all copies, minutes for which a copy is kept after a job has found it, minutes after which an unused copy is removed
@@ -107,10 +109,12 @@ rm -f "$archive"
 answer "$result"
 """
 )
-"""Answers "complete", or "error: " and the reason.
+"""Shell script that unpacks an archive into the copy, unless another job has done so, and removes the archive.
 
-Arguments: directory of all copies, name of this copy, name of the archive, program that must run, directory below the
-copy for the archive's files.
+It prints an answer for `parse_answers`: "complete", or "error: " and the reason.
+
+Arguments: directory of all copies, name of this copy, name of the archive, path of Python in the copy, which must run,
+directory below the copy for the archive's files.
 """
 
 LOCK_AND_RUN = r"""
@@ -118,7 +122,10 @@ command exec 9<"$0" && flock -s 9 && [ -O "$0" ] && [ -e "$0/.complete" ] && exe
 echo "tf4slurm: $0, this node's copy of the environment, is gone. Start the job again." >&2
 exit 1
 """
-"""Runs a command from a copy. The copy is not removed until the command exits. Arguments: the copy, the command."""
+"""Shell script that runs a command from a copy, which is not removed until the command exits.
+
+Arguments: the copy, the command.
+"""
 
 
 def parse_answers(output: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ class PatientWriter:
 
     Attributes:
         thread: The executor of this thread.
-        is_impatient: Event that the caller sets, so that no wait for the file system lasts longer than 5 s.
+        is_impatient: Event that limits each wait for the file system to 5 s once the caller has set it.
     """
 
     def __init__(self, run_directory: RunDirectory) -> None:
@@ -37,7 +37,7 @@ class PatientWriter:
         Exceptions of `write` are passed on.
 
         Raises:
-            RunDirectoryError: The call was not done in time, which is 5 s once `is_impatient` is set.
+            RunDirectoryError: The call was not done within 305 s, or within 5 s if `is_impatient` is set.
         """
         writing = asyncio.wrap_future(self.thread.submit(write, *arguments))
         hurry: asyncio.Future[Any] = asyncio.create_task(self.is_impatient.wait())

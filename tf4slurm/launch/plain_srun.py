@@ -1,12 +1,12 @@
-"""What the two programs of plain srun share: `srun tf4slurm task` (`task_program.py`) and the sidecar of a script.
+"""Functions for jobs whose tasks the user starts with srun: by `srun tf4slurm task`, or as scripts with sidecars.
 
-Rank 0's process also runs the launcher or the control service. The other tasks find the service through control.json
-(mode 0600) in a run directory whose path contains the step's id. MUNGE, where it works, seals the job's credentials in
-this file.
+The program of `srun tf4slurm task` is `task_program.py`, that of a sidecar is `sidecar_program.py`. Rank 0's process
+also runs the launcher or the control service. The other tasks find the service through control.json (mode 0600) in a
+run directory whose path contains the step's id. MUNGE, where it works, seals the job's credentials in this file.
 
-So that srun exits with the job's exit code, rank 0 exits with this code and the other ranks with 0: srun exits with the
-highest exit code of its tasks. If Slurm misses the end of rank 0, the other ranks exit with this code. A killed task
-counts as 128 + the number of its signal, so the step is cancelled only if a task does not end by itself.
+srun exits with the highest exit code of its tasks. Therefore rank 0 exits with the job's exit code and the other ranks
+with 0. If Slurm misses the end of rank 0, the other ranks exit with the job's exit code. A killed task counts as 128 +
+the number of its signal, so the step is cancelled only if a task does not end by itself.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def save_result(content: ResultFile, run_directory: RunDirectory) -> None:
 
 
 def load_report() -> None:
-    """Load the modules and templates of `write_report`."""
+    """Load the modules and templates that `write_report` needs, so that a later report takes less time."""
     from tf4slurm.reports.report import load_templates
 
     load_templates()

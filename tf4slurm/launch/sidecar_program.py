@@ -112,9 +112,9 @@ async def _host(counts: Mapping[str, int], spec: JobSpec, directory: RunDirector
 async def _end_without_service(
     script: CallingScript, client: ControlClient, directory: RunDirectory, step: SlurmStep
 ) -> None:
-    """Request that this script saves, after the loss of rank 0's sidecar, and let one task cancel the step.
+    """Request that the script saves, after the loss of rank 0's sidecar. One task then cancels the step.
 
-    Without the control service, the ps cannot notice that training is over.
+    Without the control service of rank 0, the ps cannot notice that training is over.
     """
     assert client.cluster is not None
     rank_0 = client.cluster.member(0)

@@ -51,7 +51,7 @@ _SIGNAL_SECONDS = 1.0  # after each signal; only SIGKILL ends an srun that waits
 
 
 class SpawnerListener(Protocol):
-    """Is called by a spawner. `Launcher` has these methods."""
+    """Receives the events of a spawner. `Launcher` implements these methods."""
 
     def on_staging(self, text: str | None) -> None:
         """Handle the start (`text` describes it) or the end (`text` is None) of copying the environment to nodes."""
@@ -70,7 +70,7 @@ class SpawnerListener(Protocol):
 
 
 class Spawner(Protocol):
-    """Starts one agent per task. After `close`, none of the agents that it has started runs."""
+    """Starts one agent per task. After `close`, none of these agents runs."""
 
     is_local: bool
     is_external: bool  # the agents exist: srun has started them, one in this process
@@ -80,16 +80,16 @@ class Spawner(Protocol):
         """Start the agents, and add `environment` to their environment variables."""
 
     async def close(self, grace_period_seconds: float) -> None:
-        """Wait at most `grace_period_seconds` for the agents to exit, then kill the rest."""
+        """Wait at most `grace_period_seconds` for the agents to exit, then kill the agents that still run."""
 
 
 class LocalSpawner:
     """Starts the agents on this host as forks of the launcher, so that four agents start in 20 ms, not in 500 ms.
 
     The launcher forks before it starts threads, because a fork does not copy threads. Each agent waits until the
-    launcher sends its environment variables through a pipe, and exits if the pipe is closed.
+    launcher sends the agent's environment variables through a pipe, and exits if the pipe is closed.
 
-    Agents are in separate process groups, so that Ctrl-C reaches only the launcher. Separate sessions would slow
+    Each agent is in a process group of its own, so that Ctrl-C reaches only the launcher. Separate sessions would slow
     training, because Linux may divide processor time by session (autogroup).
     """
 
@@ -141,7 +141,14 @@ class _ForkedAgent:
 def _run_forked_agent(
     command: Sequence[str], receiver: _Connection, sender: _Connection, output: int, launcher_id: int
 ) -> None:
-    """Run the agent in the fork, once the launcher has sent its environment variables."""
+    """Run an agent in a fork of the launcher, once the launcher has sent the agent's environment variables.
+
+    Args:
+        command: The child's command.
+        receiver, sender: The two ends of the pipe for the environment variables.
+        output: File descriptor to which the agent prints.
+        launcher_id: Process id of the launcher.
+    """
     os.setpgid(0, 0)
     if sys.platform == "linux":  # if the launcher is killed after Ctrl-Z, which has stopped this agent too
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -186,8 +193,8 @@ class ExternalSpawner:
 class SrunSpawner:
     """Starts the agents with one srun, as the tasks of a step.
 
-    Before `close` srun gets no signal, because it would kill all agents. `close` terminates an srun that has not exited
-    after the grace period.
+    srun gets no signal before `close`, because at a signal it kills all agents. `close` terminates srun if it has not
+    exited after the grace period.
     """
 
     is_local = False
@@ -271,7 +278,10 @@ class SrunSpawner:
 
 
 def _terminate(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """Terminate an srun that has started only after the end of the job, because a file system had stalled."""
+    """Terminate srun if it has started too late, after the end of the job, because a file system had stalled.
+
+    `starting` is the start of srun, which nothing waits for any more.
+    """
     if not starting.cancelled() and starting.exception() is None:
         starting.result().terminate()
 

@@ -43,12 +43,12 @@ _END_SECONDS = 2.0  # after SIGTERM
 _SEARCH_PATHS = frozenset(
     ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX")
 )
-"""The variables in which the paths of the environment are replaced by those of the copy. Other variables may name
-places to write to."""
+"""The variables in which paths of the Python environment are replaced by paths of its copy. Other variables are not
+changed, because they may name places to write to."""
 
 
 class StagedEnvironment(NamedTuple):
-    """The copy of a Python environment on the nodes. It has the same path on each.
+    """The copy of a Python environment on the nodes. It has the same path on each node.
 
     Attributes:
         directory: The directory of the copy.
@@ -61,7 +61,7 @@ class StagedEnvironment(NamedTuple):
     relocate: Relocation
 
     def command(self, agent: Sequence[str], script: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that runs an agent and its child from the copy, and locks the copy meanwhile.
+        """Return the command that runs an agent and its child from the copy, and locks the copy until it ends.
 
         Args:
             agent: The command of the agent, without the child's.
@@ -75,7 +75,7 @@ class StagedEnvironment(NamedTuple):
         return ("sh", "-c", LOCK_AND_RUN, self.directory, *map(self.relocate, agent), program, *arguments)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables, with the copy's paths in those of `_SEARCH_PATHS`.
+        """Return `environ` with the copy's paths in the variables of `_SEARCH_PATHS`.
 
         The directory of the copy's Python comes first on PATH.
         """
@@ -85,12 +85,12 @@ class StagedEnvironment(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """The source of the copies on the nodes.
+    """What the nodes receive to make their copies: an archive of the Python environment.
 
     Attributes:
         environment: The copy that each node will have.
         archive: Path of the archive. `_open_archive` writes it unless it exists or the user has given it.
-        part: Directory below the copy for the archive's files.
+        part: Directory below the copy into which a node unpacks the archive, such as "." or "0".
         num_bytes: Size of `files`, or of the archive that the user has given.
         files: The files in the archive. Empty if the user has given the archive.
     """
@@ -168,10 +168,12 @@ async def _stage(
 
 
 def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
-    """Check that a node has the copy or `needed` free kilobytes for it. `answer` is the node's answer to `FIND`.
+    """Check that a node has the copy, or at least `needed` free kilobytes for it.
+
+    `answer` is the node's answer to `FIND`. `parent` is the directory of all copies, for the error message.
 
     Raises:
-        LaunchError: It has neither, or an error has occurred.
+        LaunchError: The node has neither, or an error has occurred.
     """
     free = re.fullmatch(r"free: (\d+)", answer)
     if free is None and answer != COMPLETE:
@@ -185,7 +187,7 @@ def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
 
 
 def _find_source(spec: JobSpec, environ: Mapping[str, str]) -> _Source:
-    """Return the source of the copies.
+    """Return the archive of the job's Python environment, which may not be written yet, and the copies to make of it.
 
     Raises:
         LaunchError: The script's Python is not found, its environment is part of the system, or the job writes to a
@@ -228,7 +230,10 @@ def _check_nothing_is_written_below(environment: str, spec: JobSpec) -> None:
 
 
 def _open_archive(source: _Source, stopped: threading.Event) -> IO[bytes]:
-    """Open the archive that the user has given, or else the archive of `source.files`, which is written if missing."""
+    """Open the archive that the user has given, or else the archive of `source.files`, which is written if missing.
+
+    Another thread sets `stopped` to end the writing.
+    """
     if not source.files:
         return source.archive.open("rb")
     return open_archive(source.archive, source.files, source.environment.relocate, stopped)

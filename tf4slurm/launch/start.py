@@ -21,7 +21,8 @@ from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.result_files import Result
 from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
-from tf4slurm.network.interfaces import interface_address, isolate
+from tf4slurm.network.interfaces import interface_address
+from tf4slurm.network.isolation import isolate
 from tf4slurm.network.ports import format_ports
 from tf4slurm.slurm.commands import query_allocation
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step

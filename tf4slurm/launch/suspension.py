@@ -1,8 +1,8 @@
 """Handle Ctrl-Z in the terminal of a launcher.
 
 Only the launcher's process group receives the signal. The launcher stops (SIGSTOP) the processes of its local tasks
-before itself, and continues them afterwards, so that the job only loses time. Without this, agents would count the
-stopped launcher as lost. Tasks of Slurm cannot be stopped from here: the launcher only logs a warning.
+before itself, and continues them when it is continued itself, so that the job only loses time. Without this, agents
+would count the stopped launcher as lost. Tasks of Slurm cannot be stopped from here: the launcher only logs a warning.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def handle_suspension(launcher_loss_seconds: float, *, is_local: bool, others: O
 
     Args:
         launcher_loss_seconds: Seconds after which agents count the launcher as lost, for the warning.
-        is_local: Whether the tasks are processes of this host, so that they are stopped too.
-        others: Processes below this one that are not the job's, and are not stopped.
+        is_local: Whether the tasks are processes of this host, which are then stopped too.
+        others: Descendants of this process that do not belong to the job (see `Others`). They are not stopped.
     """
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
         loop = asyncio.get_running_loop()

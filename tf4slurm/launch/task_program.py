@@ -87,10 +87,10 @@ def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: Sl
 
 
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
-    """Write the job's result if this task can remove control.json. Return whether it has removed this file.
+    """Write the job's result if this task can remove control.json. Return whether this task has removed this file.
 
-    Every task but rank 0 tries to remove the file, so exactly one succeeds. It writes the result, unless rank 0 has
-    written one before. The others wait at most 2 s for the result.
+    Every task but rank 0 tries to remove the file, so exactly one succeeds. This task writes the result, unless rank 0
+    has written one before. The other tasks wait at most 2 s for the result.
     """
     if not claim(directory):
         deadline = time.monotonic() + _RESULT_SECONDS

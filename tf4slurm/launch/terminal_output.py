@@ -1,4 +1,4 @@
-"""What the launcher prints on the terminal: the calls of a `TerminalOutput`. `cli/terminal_output.py` prints."""
+"""The interface through which a launcher reports the events of its job. `cli/terminal_output.py` prints them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TerminalOutput:
         """Handle a line that a child process or the spawner has printed."""
 
     def on_result(self, result: Result) -> None:
-        """Handle the end of the job. Only `close` follows."""
+        """Handle the end of the job. The launcher calls no other method but `close` afterwards."""
 
     def close(self) -> None:
         """Restore the terminal: stop the progress line and print the buffered lines."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import ipaddress
-import os
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,6 @@ FASTEST = "fastest"
 _ARPHRD_INFINIBAND = 32  # linux/if_arp.h
 _FAST_NAMES = ("ib*", "hsn*")  # InfiniBand, and HPE Slingshot, whose driver reports Ethernet
 _DISCARD_PORT = 9
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1  # linux/sockios.h, linux/if.h
 
 
 @dataclass(frozen=True)
@@ -75,10 +71,10 @@ def interface_address(interface: str, node: str) -> str:
 
 
 def task_address(interface: str | None, node: str, launcher: str) -> str:
-    """Return this host's address for a task: on `interface` if it is given, else on the route to the launcher.
+    """Return the address of this host at which other tasks reach a task.
 
     Args:
-        interface: See `interface_address`.
+        interface: See `interface_address`. None for the address on the route to the launcher.
         node: Slurm's name of this node.
         launcher: Address or name of the launcher's host.
 
@@ -105,7 +101,7 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def route_address(host: str) -> str:
-    """Return the address from which this host would send packets to `host`, without sending any.
+    """Return this host's address on the route to `host`. No packet is sent.
 
     Raises:
         OSError: The host name is unknown, or there is no route.
@@ -116,14 +112,14 @@ def route_address(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def network_interfaces() -> list[Interface]:
+def list_connected_interfaces() -> list[Interface]:
     """Return the interfaces of this host that have an address, except loopback."""
     return [each for each in list_interfaces() if each.addresses and not is_loopback(each.addresses[0])]
 
 
 def host_addresses() -> tuple[str, ...]:
-    """Return the addresses of `network_interfaces`, IPv4 first."""
-    return tuple(sorted((a for each in network_interfaces() for a in each.addresses), key=_is_ipv6))
+    """Return the addresses of all interfaces of this host except loopback, IPv4 first."""
+    return tuple(sorted((a for each in list_connected_interfaces() for a in each.addresses), key=_is_ipv6))
 
 
 def is_loopback(host: str) -> bool:
@@ -132,40 +128,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def isolate() -> None:
-    """Move this process into new user and network namespaces (Linux), where loopback is the only interface.
-
-    The process must have one thread. Its user and group ids stay the same. It needs no privilege on a system where
-    users may create user namespaces.
-
-    Raises:
-        InterfaceError: The system is not Linux, or does not let this user create the namespaces.
-    """
-    if sys.platform != "linux":
-        raise InterfaceError("--isolated needs Linux's network namespaces. Omit it on this system.", interface="lo")
-    import ctypes  # imported here, because most processes do not need it
-    import fcntl
-    import struct
-
-    uid, gid = os.geteuid(), os.getegid()
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            Path("/proc/self", name).write_text(text)
-        with socket.socket() as any_socket:
-            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", _IFF_UP))
-    except OSError as error:
-        raise InterfaceError(
-            f"This system does not let this user create a network namespace ({error.strerror}), which --isolated "
-            "needs. Ask root to allow it (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone or "
-            "kernel.apparmor_restrict_unprivileged_userns), or omit --isolated on a host that you trust.",
-            interface="lo",
-        ) from error
 
 
 def _matching_addresses(pattern: str, found: Sequence[Interface], node: str) -> list[str]:

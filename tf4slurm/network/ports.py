@@ -26,7 +26,7 @@ _MAX_CHARACTERS = 60_000  # of ports as text: Linux allows 131,072 bytes for a v
 class HeldPort:
     """A TCP port on all addresses of this host, which this process holds until `close`.
 
-    Only sockets of this user with SO_REUSEPORT can use the port meanwhile.
+    In this time other sockets can use the port only if they belong to this user and have SO_REUSEPORT.
     """
 
     def __init__(self, holder: socket.socket, claim: socket.socket | None) -> None:
@@ -35,7 +35,10 @@ class HeldPort:
         self.port: int = holder.getsockname()[1]
 
     def listen(self) -> socket.socket:
-        """Return a non-blocking socket that listens on the port. Close this socket before the child listens."""
+        """Return a non-blocking socket that listens on the port.
+
+        Close this socket before the child listens. Otherwise it would receive some of the child's connections.
+        """
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
             listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -120,7 +123,7 @@ def parse_ports(text: str) -> tuple[int, ...]:
 
 
 def format_ports(ports: Sequence[int]) -> str:
-    """Return ports in Slurm's notation, such as "23000-23149,23500", for `parse_ports`."""
+    """Return ports in Slurm's notation, such as "23000-23149,23500". `parse_ports` is the inverse function."""
     ranges: list[list[int]] = []
     for port in ports:
         if ranges and port == ranges[-1][1] + 1:

@@ -38,7 +38,10 @@ suffix without a dot have no effect.
 
 
 async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyncio.Server:
-    """Answer reachability checks for the task of `rank` on `listener`, until the caller closes the returned server."""
+    """Answer reachability checks for the task of `rank` on `listener`, until the caller closes the returned server.
+
+    `secret` is the job's token.
+    """
     connections: dict[asyncio.StreamWriter, None] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -64,8 +67,9 @@ async def answer_checks(listener: socket.socket, secret: str, rank: int) -> asyn
 def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
     """Return the members of the cluster whose addresses the task of `rank` must check.
 
-    One task checks each member: the one on another node with the nearest lower rank. Below the lowest rank follows the
-    highest. Lost members are neither checked nor check others. In a cluster on a single node nothing is checked.
+    One task checks each member: of the tasks on other nodes, the one with the nearest lower rank, or if no rank is
+    lower, the one with the highest rank. Lost members are neither checked nor check others. In a cluster on a single
+    node nothing is checked.
     """
     members = [member for member in cluster.members if not member.is_lost]
     if len({member.node for member in members}) == 1:
@@ -81,7 +85,10 @@ def members_to_check(cluster: Cluster, rank: int) -> tuple[Member, ...]:
 
 
 async def find_unreachable(members: Sequence[Member], secret: str, timeout_seconds: float) -> list[str]:
-    """Check members concurrently with `find_fault`, and return its sentence for each failed check."""
+    """Check the addresses of `members` concurrently. Return the clause of `find_fault` for each fault.
+
+    `secret` is the job's token.
+    """
     checks = (
         find_fault(f"{member.task} on {member.node}", member.rank, member.address, secret, timeout_seconds)
         for member in members
@@ -109,9 +116,12 @@ async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float)
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Check that the task of `rank` of this job answers at `address`, and return None if it does.
+    """Check that the task of `rank` of this job answers at `address`. Return the fault as a clause, or None.
 
-    If the check fails, return a sentence with the reason, in which the task has the name `name`.
+    Args:
+        name: The name of the task in the clause, such as "worker/1 on n002".
+        secret: The job's token.
+        timeout_seconds: Time limit for the answer.
     """
     nonce = os.urandom(_NONCE_BYTES)
     try:
@@ -152,9 +162,9 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return new values of no_proxy and no_grpc_proxy, with which gRPC connects to `hosts` without the proxy.
+    """Return variables with which gRPC connects to `hosts` without a proxy: no_proxy and, if it is set, no_grpc_proxy.
 
-    The result is empty if `environ` sets no proxy.
+    Their values are those in `environ` and `hosts`. The result is empty if `environ` sets no proxy.
     """
     if not any(environ.get(name) for name in PROXY_VARIABLES):
         return {}

@@ -138,7 +138,12 @@ def _optional(environ: Mapping[str, str], variable: str, parse: Callable[[str], 
 
 @dataclass(frozen=True)
 class HetComponent:
-    """One component of a heterogeneous job, with fields as in `SlurmAllocation`."""
+    """One component of a heterogeneous job.
+
+    Attributes:
+        num_tasks: Number of requested tasks. None if the component requested only nodes.
+        cpus_per_task: Requested CPUs per task, or None without a request.
+    """
 
     num_tasks: int | None
     cpus_per_task: int | None
@@ -154,8 +159,8 @@ class SlurmAllocation:
             number from the job, so it must be passed on as --cpus-per-task.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
-        array_element: Id of this element of a job array, such as "38_2"; None for any other job. `job_id` of one of the
-            elements is the id of the whole array.
+        array_element: Id of this element of a job array, such as "38_2"; None for any other job. One of the elements
+            has the id of the whole array as its `job_id`.
         num_nodes: Number of nodes (of the first component in a heterogeneous job); None if Slurm does not set it.
     """
 
@@ -288,16 +293,16 @@ class SlurmStep:
 
     @property
     def visible_devices(self) -> dict[str, tuple[str, ...]]:
-        """The devices in each variable of `VISIBLE_DEVICES` that is not empty, by variable.
+        """The names of the devices in each variable of `VISIBLE_DEVICES` that is not empty, by variable.
 
-        A variable that hides all devices, such as "-1", has an empty tuple.
+        A variable that hides all devices, such as one with the value "-1", has an empty tuple.
         """
         texts = {name: self.environ[name] for name in VISIBLE_DEVICES if self.environ.get(name)}
         return {name: () if text in _NO_DEVICES else tuple(text.split(",")) for name, text in texts.items()}
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The devices in the first variable of `VISIBLE_DEVICES` that is not empty."""
+        """The names of the devices in the first variable of `VISIBLE_DEVICES` that is not empty, such as ("0", "1")."""
         return next(iter(self.visible_devices.values()), ())
 
     @cached_property
@@ -326,7 +331,7 @@ class SlurmStep:
 
     @cached_property
     def nodes_by_rank(self) -> tuple[str, ...]:
-        """The node of each rank, checked with `check_own_place`.
+        """The node of each rank. The result agrees with this task's own rank and node (see `check_own_place`).
 
         Raises:
             LayoutError: The environment contradicts itself or does not determine the layout. `commands.layout_of`
@@ -342,7 +347,13 @@ class SlurmStep:
         return nodes_by_rank
 
     def check_own_place(self, nodes_by_rank: Sequence[str]) -> None:
-        """Raise LayoutError if a layout contradicts this task's rank, node, or the ranks on its node."""
+        """Check that a layout agrees with this task's rank and node, and with the ranks on its node.
+
+        `nodes_by_rank` is the layout: the node of each rank.
+
+        Raises:
+            LayoutError: The layout disagrees.
+        """
         node = self.node_name
         own_ranks = [rank for rank, other in enumerate(nodes_by_rank) if other == node]
         if len(nodes_by_rank) != self.num_tasks or self.rank >= self.num_tasks:
@@ -374,7 +385,7 @@ def is_in_step(environ: Mapping[str, str]) -> bool:
 
 
 def without_step(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of this process's step, which an srun would read as its options.
+    """Return `environ` without the variables of this process's step, which an srun would read as its options.
 
     Outside of a step nothing is removed.
     """

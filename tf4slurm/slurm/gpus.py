@@ -12,7 +12,10 @@ HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 """Environment variables and the values that hide all GPUs from a process."""
 
 _OFTEN_SET_BY_USERS = "HIP_VISIBLE_DEVICES"
-"""A variable that users set in their shell profiles. It is ignored unless another variable has the same list."""
+"""A variable that users set in their shell profiles. It is ignored unless another variable has the same list.
+
+If the lists are the same, Slurm has set both variables.
+"""
 
 _AMD_DEVICES = "ROCR_VISIBLE_DEVICES"
 _AMD_NUMBERS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -40,7 +43,8 @@ def gpu_environ(
 
     The result hides all GPUs from a task that uses none. Otherwise it has a list for each variable that Slurm set. If
     Slurm made the list for this task alone, all its devices are this task's. A list for all tasks of the node is
-    divided among the tasks that use GPUs. On AMD GPUs the other variables have positions in ROCR_VISIBLE_DEVICES.
+    divided among the tasks that use GPUs. On AMD GPUs, ROCR_VISIBLE_DEVICES has the devices, and the other variables
+    have positions in this list.
 
     Devices are reserved for a spare from the start, because it may become a worker while the other tasks run. The lost
     worker whose role the spare takes keeps its devices, too, so that no task's devices change within an attempt. If
@@ -52,9 +56,9 @@ def gpu_environ(
         gpus_on_node: Number of GPUs of the step on this node; None if unknown.
         local_rank: The task's 0-based rank on its node.
         sees_gpus: For each task of the node, by local rank: whether it uses GPUs in its present role.
-        per_task: Devices per task, also of a list for this task alone. None divides all devices evenly, and the first
-            tasks get one more each of those that remain. If there are fewer devices than tasks, neighbouring tasks
-            share a device.
+        per_task: Number of devices per task. If Slurm made the list for this task alone, the task gets the first ones.
+            None divides all devices evenly. The devices that remain go to the first tasks, one to each. If there are
+            fewer devices than tasks, neighbouring tasks share a device.
         is_spare: For each task of the node, by local rank: whether it is a spare, or is lost and has exchanged its role
             with a spare. Empty without spares.
         devices: Directory of the device files, which show whether the GPUs are AMD's.

@@ -56,7 +56,12 @@ def split_components(step: Component, groups: Iterable[Collection[str]]) -> list
 
 
 def join_components(components: Sequence[Component], own_node: str, own_ranks: Collection[int]) -> tuple[str, ...]:
-    """Return the node of each rank of a heterogeneous step. `own_ranks` are the ranks on `own_node`.
+    """Return the node of each rank of a heterogeneous step.
+
+    Args:
+        components: The components of the step, in the order of their ranks.
+        own_node: The node of this task.
+        own_ranks: The ranks on this node.
 
     Raises:
         LayoutError: A component has three or more nodes, or two nodes of which none is `own_node`. Its layout is then

@@ -82,7 +82,7 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
 
 
 def _parse_term(nodelist: str, start: int, end: int) -> list[_Part]:
-    """Return the parts of the term between two positions. A name without brackets has no parts."""
+    """Return the parts of the term at the positions from `start` to `end`. A name without brackets has no parts."""
     parts = []
     position = start
     while match := _PART.match(nodelist, position, end):
@@ -119,7 +119,10 @@ def _parse_ranges(nodelist: str, position: int, text: str) -> Iterator[_Range]:
 
 
 def _expand_parts(parts: Sequence[_Part]) -> list[str]:
-    """Return the names in Slurm's order: the last bracket changes fastest, then the first, the second, ..."""
+    """Return the names that the parts of a term stand for, in Slurm's order.
+
+    The last bracket changes fastest, then the first, the second, and so on.
+    """
     *outer, last = parts
     combinations = itertools.product(*(part.expand() for part in reversed(outer)))
     return [name for combination in combinations for name in last.expand("".join(reversed(combination)))]
@@ -144,7 +147,10 @@ def _follows(bounds: list[str], digits: str) -> bool:
 
 
 def _split_number(nodelist: str, position: int, name: str) -> tuple[str, str]:
-    """Split a name before its trailing digits. Refuse a number above 2**64 - 2, which Slurm would change."""
+    """Split a name into the text before its trailing digits, and these digits ("" if there are none).
+
+    A number above 2**64 - 2, which Slurm would change, is refused. `nodelist` and `position` are for this error.
+    """
     prefix = name.rstrip(string.digits)
     digits = name[len(prefix) :]
     if digits and int(digits) > _MAX_NUMBER:

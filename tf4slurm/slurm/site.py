@@ -120,9 +120,9 @@ def _parse_maintenance(text: str) -> Iterator[Reservation]:
 
 
 def parse_nodes(text: str) -> list[list[str]]:
-    """Return the fields of each line of sinfo's output: partition, numbers of nodes, GPUs, features.
+    """Return the fields of each line of sinfo's output in `NODES_FORMAT`: partition, numbers of nodes, GPUs, features.
 
-    The format of the output is `NODES_FORMAT`. A line is a group of nodes that have the same GPUs and features.
+    Each line describes a group of nodes that have the same GPUs and features.
     """
     rows = (line.strip().split("|") for line in text.splitlines())
     return [row for row in rows if len(row) == 4 and _NODE_COUNTS.fullmatch(row[1])]

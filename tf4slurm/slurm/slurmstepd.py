@@ -27,7 +27,10 @@ async def wait_for_slurmstepd_loss() -> int:
 
 
 def is_slurmstepd_stopped(slurmstepd: ProcessStat | None) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped slurmstepd, so that Slurm does not notice its tasks' end."""
+    """Return whether a signal such as SIGSTOP has stopped a slurmstepd, so that Slurm does not notice its tasks' end.
+
+    Return False if `slurmstepd` is None.
+    """
     return slurmstepd is not None and is_stopped(slurmstepd.process_id)
 
 

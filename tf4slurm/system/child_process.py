@@ -91,6 +91,7 @@ class Child:
         """Start the child and wait for its end, both in the thread that calls this method.
 
         If that thread ended earlier, the kernel would kill the child (PR_SET_PDEATHSIG, see `exec_child.py`).
+        `starting` receives the started child, or the error.
         """
         child = None
         # Without this, Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
@@ -117,7 +118,7 @@ class Child:
         _call(loop, child._has_ended.set)
 
     def _wait_and_reap(self) -> None:
-        """Wait for the end of the child, and kill its process group before the group's id can be used again."""
+        """Wait for the end of the child, and kill its process group before another process can get the child's id."""
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored
                 os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT)
@@ -133,7 +134,7 @@ class Child:
             os.killpg(self.process_id, signal.SIGKILL)
 
     async def wait_for_exit(self) -> int:
-        """Wait until the child has ended and its process group has been killed.
+        """Wait until the child has ended and its process group has been killed. `wait` also waits for its output.
 
         Returns:
             The child's exit code, or minus the number of the signal that ended it.
@@ -143,9 +144,9 @@ class Child:
         return returncode
 
     async def wait(self) -> int:
-        """Wait for the end of the child and at most 0.5 s for the rest of its output. Return as `wait_for_exit` does.
+        """Wait as `wait_for_exit` does, and then at most 0.5 s for the rest of the child's output. Return the same.
 
-        The output stays open for longer if a process that the child started has it open.
+        A process that the child started may keep the output open for longer. `on_output` then receives the rest later.
         """
         returncode = await self.wait_for_exit()
         try:
@@ -157,8 +158,8 @@ class Child:
     async def end(self, grace_period_seconds: float) -> None:
         """Send SIGTERM to the child's process group, and SIGKILL if the child still runs after the grace period.
 
-        If the child and all its descendants ignore SIGTERM, SIGKILL follows at once. Call `wait` afterwards, because a
-        killed child may take time to end.
+        If the child and all its descendants ignore SIGTERM, SIGKILL follows at once. This method does not wait for the
+        effect of SIGKILL, which may take time, nor for the child's output. `wait` waits for both.
         """
         ignores = ignores_signal(self.process_id, signal.SIGTERM)  # before SIGTERM, which may end descendants
         self.signal(signal.SIGTERM)

@@ -21,7 +21,7 @@ def home_directory(environ: Mapping[str, str]) -> Path | None:
 def user_directory(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
     """Return the path of tf4slurm's own directory for settings or state, such as ~/.config/tf4slurm.
 
-    A relative path in the variable is ignored, as the XDG Base Directory Specification requires.
+    A relative path in the environment variable is ignored, as the XDG Base Directory Specification requires.
 
     Args:
         variable: Environment variable that names the parent directory, such as "XDG_CONFIG_HOME".

@@ -1,8 +1,8 @@
-"""The first program of a child process: `python -I -S exec_child.py AGENT SHIELDED COMMAND…`.
+"""The first program of a child process: `python -I -S exec_child.py AGENT_ID IGNORES_STOP COMMAND…`.
 
-This program asks the kernel to kill the child when the agent (process id AGENT) is killed, then executes COMMAND. With
-SHIELDED=1 the child ignores STOP_SIGNALS, unless COMMAND installs its own handlers. For example, a ps is shielded,
-because it must run while the chief saves.
+This program asks the kernel to kill the child when the agent (process id AGENT_ID) is killed, then executes COMMAND.
+With IGNORES_STOP=1 the child ignores STOP_SIGNALS, unless COMMAND installs its own handlers. For example, a ps ignores
+them, because it must run while the chief saves.
 
 The agent cannot do this itself between fork and exec: a lock that another of its threads holds at the fork would stay
 locked in the child. This program imports nothing of tf4slurm, so that it takes only 20 ms.

@@ -108,7 +108,10 @@ def _guard(agent: int, others: Others) -> NoReturn:
 
 
 def _end_children(others: Others) -> None:
-    """Kill all descendants but `others`, repeatedly because they may start new processes. Give up after 4 s."""
+    """Kill all descendants of the guard except `others`, which were there before the agent (see `Others`).
+
+    This is repeated, because the descendants may start new processes. Give up after 4 s.
+    """
     deadline = time.monotonic() + _CLEAN_SECONDS  # a process that waits for a file server cannot be killed
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):

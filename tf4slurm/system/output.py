@@ -65,7 +65,7 @@ class LineWriter:
     def close(self, last_lines: Sequence[str] = ()) -> None:
         """Write the queued lines for at most 2 s, then `last_lines` for at most 1 s, and end the thread.
 
-        Lines that are not written by then are dropped. Later calls do nothing.
+        Lines that are not written by then are dropped. A second call does nothing.
         """
         if not self._thread.is_alive():
             return  # closed before
@@ -110,8 +110,8 @@ class LineWriter:
 class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]  # a type only since Python 3.11
     """Logs to a stream that may be slow, without making an event loop or a thread wait for the stream.
 
-    Only the main thread, outside of an event loop, writes directly. Other messages go through a `LineWriter`. Therefore
-    call `close` (as logging.shutdown does) before the process ends.
+    A message of the main thread outside of an event loop is written directly. Other messages go through a `LineWriter`.
+    Therefore call `close` (as logging.shutdown does) before the process ends.
     """
 
     _writer: LineWriter | None = None
@@ -151,16 +151,16 @@ class ProgressFilter:
         self._is_kept = False  # a text of the line has been returned as a line
 
     def filter(self, data: bytes) -> bytes:
-        """Read the next piece of output, and return the text to keep that is known so far."""
+        """Read the next piece of output. Return the text to keep that is known now and was not returned before."""
         if not self._has_overwriting and b"\r" not in data:
             self._is_begun = not data.endswith(b"\n") if data else self._is_begun
             return data
         return b"".join(self._filter(piece) for piece in _PIECES.findall(data))
 
     def _filter(self, piece: bytes) -> bytes:
-        """Read a piece of a line, which a line break or a carriage return may end. Return what the log keeps.
+        """Read a piece of a line with the line break or carriage return at its end, if any. Return the text to keep.
 
-        Text that a later carriage return overwrites, such as a progress bar, is left out. One state an interval is
+        Text that a later carriage return overwrites, such as a progress bar, is left out. One such text per second is
         kept.
         """
         self._text += piece.rstrip(b"\r\n")

@@ -21,7 +21,7 @@ _POLL_SECONDS = 0.02
 Others = frozenset[tuple[int, int]]
 """Descendants of this process that do not belong to the job, as (process id, start time in clock ticks since boot).
 
-A shell that replaces itself with tf4slurm (exec) leaves its own children to tf4slurm.
+A shell that replaces itself with tf4slurm (exec) leaves such processes: its own children.
 """
 
 NO_OTHERS: Others = frozenset()
@@ -122,10 +122,10 @@ def adopt_orphans() -> None:
 
 
 def reap_orphans(own_child: int) -> None:
-    """Reap the adopted orphans that have ended. The child with the id `own_child` is left to the code that started it.
+    """Reap the adopted orphans that have ended, but not the child with the process id `own_child`.
 
-    Processes in this process's group are not reaped, because other code waits for them. Orphans are in other groups,
-    since an agent's child and its descendants leave the agent's group.
+    Other code waits for this child, and for the processes in this process's group. Orphans are in other groups, since
+    an agent's child and its descendants leave the agent's group.
     """
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
@@ -135,9 +135,9 @@ def reap_orphans(own_child: int) -> None:
 
 
 def find_others() -> Others:
-    """Return the present children and descendants of this process. Call this function before the job starts.
+    """Return all present descendants of this process. Call this function before the job starts.
 
-    These processes do not belong to the job. The result is empty on a system other than Linux.
+    Therefore none of them belongs to the job. The result is empty on a system other than Linux.
     """
     return find_own_children() | {(each.process_id, each.start_ticks) for each in find_descendants()}
 
@@ -154,7 +154,7 @@ def find_descendants(*, with_own_group: bool = True, others: Others = NO_OTHERS)
 
     Args:
         with_own_group: Whether to include children in this process's group, and their descendants. Such children are
-            programs that other code of this process has started, since an agent's child leaves the group.
+            programs of the agent or launcher itself, since agents leave the launcher's group, and children the agent's.
         others: The result of `find_others` before the job. These processes and their descendants are left out.
     """
     children = _children_by_parent()
@@ -208,16 +208,19 @@ def signal_processes(processes: Iterable[ProcessStat], number: int) -> None:
 
 
 def kill_descendants(others: Others = NO_OTHERS) -> None:
-    """Send SIGKILL to all present descendants of this process, except `others` and their descendants."""
+    """Send SIGKILL to all present descendants of this process.
+
+    `others` are processes that do not belong to the job (see `Others`). They and their descendants get no signal.
+    """
     signal_processes(find_descendants(others=others), signal.SIGKILL)
 
 
 def kill_left_processes(deadline: float) -> None:
-    """Kill all descendants of this process that are not in its process group, after its child has ended.
+    """Kill what an agent's child has left behind: all descendants of this process that are not in its process group.
 
-    This is repeated, because they may start new processes. Return when none is left, or at `deadline` (seconds of
-    time.monotonic), because a process that waits for a file server cannot be killed. Programs that other code of this
-    process has started are in its group, and are not killed.
+    This is repeated, because the descendants may start new processes. Return when none is left, or at `deadline`
+    (seconds of time.monotonic), because a process that waits for a file server cannot be killed. Programs that the
+    agent itself has started are in its group, and are not killed.
     """
     while (found := find_descendants(with_own_group=False)) and time.monotonic() < deadline:
         signal_processes(found, signal.SIGKILL)
@@ -225,11 +228,14 @@ def kill_left_processes(deadline: float) -> None:
 
 
 def stop_descendants(others: Others) -> list[ProcessStat]:
-    """Stop (SIGSTOP) all descendants of this process, except `others` and children in this process's group.
+    """Stop (SIGSTOP) all descendants of this process, except children in this process's group and `others`.
+
+    Args:
+        others: Processes that do not belong to the job (see `Others`).
 
     Returns:
-        The processes that were stopped, parents first, for `continue_processes`. Those that another signal had stopped
-        before are not among them.
+        The processes that were stopped, parents first, for `continue_processes`. Processes that another signal had
+            stopped before are not among them.
     """
     stopped: dict[int, ProcessStat] = {}
 

@@ -27,9 +27,10 @@ _STANDARD_OUTPUT = "<stdout>"
 def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
     """Call `main(environ)`, and exit with the exit code that it returns (None is 0).
 
-    A `Tf4SlurmError`, OSError or ValueError is printed as a sentence, and the exit code is that of the error, or 3.
-    `environ` is a copy of os.environ, for child processes. After the copy, this function changes os.environ, to silence
-    gRPC's messages about clients that send invalid data, and to turn off gRPC's fork handlers.
+    A `Tf4SlurmError` is printed as a sentence, and the exit code is that of the error. An OSError or ValueError is
+    printed as a sentence, too, and the exit code is 3. `environ` is a copy of os.environ, for child processes. After
+    the copy, this function changes os.environ, to silence gRPC's messages about clients that send invalid data, and to
+    turn off gRPC's fork handlers.
     """
     environ = dict(os.environ)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # the handlers abort children that Python 3.10 starts by fork
@@ -65,7 +66,7 @@ def run_program(main: Callable[[Mapping[str, str]], object]) -> NoReturn:
 
 
 class _StandardOutput(io.TextIOWrapper):
-    """Standard output. Its errors have the file name "<stdout>"."""
+    """Standard output. An OSError of this stream has the file name "<stdout>"."""
 
     @classmethod
     def replacing(cls, stream: Any) -> _StandardOutput:
@@ -83,7 +84,7 @@ class _StandardOutput(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def naming_standard_output() -> Iterator[None]:
-    """Set the file name of an OSError in the block to "<stdout>", so that `explain` names standard output."""
+    """In a `with` block, set the file name of an OSError to "<stdout>", so that `explain` names standard output."""
     try:
         yield
     except OSError as error:
@@ -123,7 +124,10 @@ def _has_working_directory() -> bool:
 
 
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Write undecodable bytes of a file name unchanged, and other characters as escape sequences."""
+    """Handle a character that a stream cannot encode (see `codecs.register_error`).
+
+    Undecodable bytes of a file name are written unchanged. Other characters are written as escape sequences.
+    """
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:

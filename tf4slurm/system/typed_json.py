@@ -46,7 +46,7 @@ def read_object(path: Path, read: Callable[[Path], bytes] = Path.read_bytes) -> 
 
 
 def read_lines(path: Path, kind: type[_T]) -> list[_T]:
-    """Read a file with one JSON object per line, each as `from_json` does.
+    """Read a file with one JSON object per line. Convert each object with `from_json`.
 
     Damaged lines are skipped. If the file cannot be read, the result is empty.
     """
@@ -66,7 +66,7 @@ def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
     A missing or mistyped value becomes the field's default. So does a number of 1e15 or more, which no job writes.
 
     Raises:
-        TypeError: Such a field has no default.
+        TypeError: A field without a default is missing or mistyped.
     """
     values = {}
     readers: dict[str, _Reader] = _field_readers(kind, False)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def from_json(kind: type[_T], content: Mapping[str, Any]) -> _T:
 def from_exact_json(kind: type[_T], content: Any, before: _T | None = None) -> _T:
     """Convert a JSON object to the dataclass `kind`, and refuse unknown keys and mistyped values.
 
-    Missing fields are taken from `before`, an earlier value of this type, or without it from the fields' defaults.
+    Missing fields are taken from `before`, an earlier value of this type. If `before` is None, they get the defaults.
 
     Raises:
         ValueError: The content is not an object, has an unknown key, or a value of a wrong type.
@@ -124,10 +124,10 @@ def _reader(hint: Any, is_exact: bool) -> _Reader:
 
 
 def _item_reader(hint: Any, is_exact: bool) -> _Reader:
-    """Return a function that reads an item of a JSON list or object.
+    """Return a function that reads an item of a JSON list or object. `hint` is the type of the item.
 
-    Unless `is_exact`, a mistyped item becomes None if its type allows None, or else a dataclass with default values, so
-    that other items keep their positions. If its type is no dataclass either, the item is dropped.
+    If `is_exact`, a mistyped item is an error. Otherwise it is replaced, so that other items keep their positions: by
+    None if its type allows None, or by a dataclass with default values. An item of any other type is dropped.
     """
     read = _reader(hint, is_exact)
     if is_exact:
