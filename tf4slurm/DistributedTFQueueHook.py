@@ -17,7 +17,7 @@ from tf4slurm.tensorflow.legacy.queues import fill_done_queue, make_done_queue
 
 
 def create_done_queue(i: int, WorkersNumber: int) -> Any:
-    """Add the queue in which ps `i` receives one item from each worker to the current graph. Deprecated."""
+    """Add a queue to the current graph and return it: ps `i` receives one item from each worker. Deprecated."""
     _warn("create_done_queue", "tf4slurm.shutdown.wait_for_workers")
     atexit.register(gc.freeze)  # as in wait_for_workers
     current = current_server_dictionary()
@@ -27,13 +27,13 @@ def create_done_queue(i: int, WorkersNumber: int) -> Any:
 
 
 def create_done_queues(PSNumber: int, WorkersNumber: int) -> list[Any]:
-    """Add the queues of `create_done_queue` of all ps to the current graph. Deprecated."""
+    """Add the queue of each ps to the current graph, as `create_done_queue` does. Return the queues. Deprecated."""
     _warn("create_done_queues", "tf4slurm.shutdown.signal_done")
     return [make_done_queue(index, WorkersNumber) for index in range(PSNumber)]
 
 
 def QueueManagementHook(NumberOfPS: int | None = None, NumberOfWorkers: int | None = None) -> DoneHook:
-    """Return a `tf4slurm.tensorflow.DoneHook`. Deprecated. The chief counts as one of the workers.
+    """Return a `DoneHook` of `tf4slurm.tensorflow.legacy.hooks`. Deprecated. The chief counts as one of the workers.
 
     Raises:
         PlacementError: `NumberOfPS` or `NumberOfWorkers` differs from the cluster spec.

@@ -20,8 +20,8 @@ def GetServerDictionary(
 ) -> ServerDictionary:
     """Return (cluster, task type, task index). Deprecated: use `get_server_dictionary` instead.
 
-    The variable TFSERVER may list the addresses of all hosts, in any order. Then, unless InfiniBand is given, each host
-    uses its own address in this list.
+    The environment variable TFSERVER may list the IP addresses of all hosts, in any order. Then, unless InfiniBand is
+    given, each host uses its own address in this list.
     """
     warnings.warn(
         "tf4slurm.ServerDictionary.GetServerDictionary is now tf4slurm.get_server_dictionary",

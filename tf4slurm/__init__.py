@@ -82,12 +82,15 @@ _NAMES = {
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
 }
-"""The public names of each module. No module is named like them, because importing it would replace the public name."""
+"""The public names of each module.
+
+No module in this package may have one of these names, because its import would replace the public name.
+"""
 
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 _MODULES = ("errors", "shutdown", "tensorflow")
 __all__ = [name for name in ("__version__", *_MODULES, *_MODULE_OF) if name != "SlurmClusterResolver"]
-"""`SlurmClusterResolver` is left out, because a star import or help() would load TensorFlow for it."""
+"""All public names but `SlurmClusterResolver`, for which a star import or help() would load TensorFlow."""
 
 if not TYPE_CHECKING:  # for a type checker an unknown attribute is an error
 

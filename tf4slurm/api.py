@@ -1,8 +1,9 @@
 """The library behind the command line: its verbs as functions that return typed values.
 
-They print nothing, but the launcher of `run` and `resume` does. A job is given as Slurm's job id, its name, the path of
-its run directory, or a `KnownJob`. None is this user's latest job. If there is no such job, UnknownJobError is raised.
-If a newer version of tf4slurm wrote its files, SchemaVersionError is raised, except by `list_jobs`.
+They print nothing, but the launcher that `run` and `resume` start does. The argument `job` is Slurm's job id, the name
+of the job, the path of its run directory, or a `KnownJob`. None is this user's latest job. If there is no such job,
+UnknownJobError is raised. If a newer version of tf4slurm wrote the job's files, SchemaVersionError is raised, except by
+`list_jobs`.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def run(
 ) -> JobStatus:
     """Run a job to its end, as local processes or in the current allocation. Return its last state.
 
-    The launcher runs in a child process, because it forks and handles signals. It reads no settings, unlike `Job`.
+    The launcher runs in a child process, because it forks and handles signals. Unlike `Job`, this function reads no
+    settings files.
 
     Args:
         local: Start local processes even inside a Slurm allocation.
@@ -108,7 +110,8 @@ def resume(
 
     Args:
         environ: Environment variables of the new batch job, by default those of this process.
-        replace_process: Executes a local job's command in its directory, in place of this process. It never returns.
+        replace_process: Called for a local job with the launcher's command and working directory. It executes the
+            command in place of this process, and never returns. By default the command runs in a child process.
 
     Raises:
         JobStateError: The job has not ended.
@@ -140,14 +143,17 @@ def resume(
 
 
 def own_command(*arguments: str) -> list[str]:
-    """Return the command that runs this tf4slurm with these arguments."""
+    """Return the command that runs the command line of this installation of tf4slurm with these arguments."""
     return [sys.executable, "-m", "tf4slurm", *arguments]
 
 
 def _run_launcher(
     command: Sequence[str], directory: Path | None = None, on_output: Callable[[str], None] | None = None
 ) -> JobStatus:
-    """Run the launcher `command` in a directory to its end. Return the last state of its job."""
+    """Run a launcher, the process of `command`, to its end. Return the last state of its job.
+
+    `directory` is the launcher's working directory, by default that of this process. See `run` for `on_output`.
+    """
     stdout, stderr = (None, None) if on_output is None else (subprocess.PIPE, subprocess.STDOUT)
     with tempfile.NamedTemporaryFile() as file:
         environ = {**os.environ, ANSWER_VARIABLE: file.name}
@@ -246,7 +252,7 @@ def status(job: str | KnownJob | None = None) -> JobStatus:
 
 
 def list_jobs(limit: int | None = None) -> list[JobStatus]:
-    """Return the states of this user's registered jobs, the latest first, at most `limit` (default: all)."""
+    """Return the states of the jobs in this user's registry, the latest first, at most `limit` (default: all)."""
     return StatusReader(registered_jobs(os.environ)[:limit], refuse_newer=False).read()
 
 
@@ -259,7 +265,7 @@ def watch(
     """Yield the states of all jobs, in the order of `jobs`, repeatedly until all have ended.
 
     Args:
-        interval_seconds: Seconds between two reads of their files (default 1). Slurm is queried at most every 10 s.
+        interval_seconds: Seconds between two reads of the jobs' files (default 1). Slurm is queried at most every 10 s.
         timeout_seconds: Timeout in seconds for the end of all jobs; None for no limit.
 
     Raises:
@@ -359,7 +365,7 @@ def make_report(
     Args:
         path: Output file, by default report.html in the run directory, or with `compare_with` comparison.html. A .svg
             or .png file is a picture of the timeline and the charts.
-        compare_with: Another job: the page compares both jobs.
+        compare_with: Another job. If it is given, the report is a page that compares both jobs.
 
     Raises:
         RunDirectoryError: A job has no run directory, or `path` cannot be written or has an unknown suffix.

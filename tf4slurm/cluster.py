@@ -56,7 +56,7 @@ class Address(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One task of a cluster: its rank in the step, type and index, node, and the address where it listens."""
+    """One task of a cluster: its rank in the step, its type and index, its node, and the address of its server."""
 
     rank: int
     task: Task
@@ -104,11 +104,11 @@ class Cluster:
         return self._addresses(lambda role: role.is_in_cluster)
 
     def to_services(self) -> dict[str, list[str]]:
-        """Return the addresses of the tf.data service as {role: ["host:port", …]}."""
+        """Return the addresses of the tf.data service's servers as {task_type: ["host:port", …]}."""
         return self._addresses(lambda role: role.is_server and not role.is_in_cluster)
 
     def to_tf_config(self, task: Task) -> str:
-        """Return the TF_CONFIG of one task."""
+        """Return the value of TF_CONFIG for one task, which is JSON."""
         own = {"type": task.task_type, "index": task.task_index}
         return json.dumps({"cluster": self.to_dictionary(), "task": own})
 
@@ -130,7 +130,7 @@ def format_tasks(tasks: Iterable[object]) -> str:
 
 
 def fill_in(command: Sequence[str], cluster_spec: Mapping[str, Sequence[str]], task: Task) -> tuple[str, ...]:
-    """Return the command with the values of one task in place of the placeholders. Other braces are kept."""
+    """Return the command with the values of `task` in place of placeholders such as {task_index}. Keep other braces."""
     values = {f"{role}_hosts": ",".join(cluster_spec.get(role, ())) for role in _ROLES_WITH_HOSTS}
     values.update(job_name=task.task_type, task_type=task.task_type, task_index=str(task.task_index))
     return tuple(_IN_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in command)

@@ -17,7 +17,7 @@ EXIT_NO_PROGRESS = 8
 EXIT_REQUEUED = 75
 EXIT_WAIT_TIMEOUT = 124
 
-COMPLETED = "COMPLETED"  # every task that the job waits for has exited with code 0
+COMPLETED = "COMPLETED"  # the chief, or without one every worker, has exited with 0; an evaluator may have failed
 FAILED = "FAILED"
 STOPPED = "STOPPED"  # a person, a time limit or preemption requested the end
 REQUEUED = "REQUEUED"  # stopped, and back in Slurm's queue
@@ -41,9 +41,9 @@ def describe_end(returncode: int) -> str:
 
 @dataclass(eq=False, repr=False)
 class Tf4SlurmError(Exception):
-    """Base class of all errors. `exit_code` is the exit code of the command line after this error.
+    """Base class of all errors. `exit_code` is the exit code of the command `tf4slurm` after this error.
 
-    The fields of a class are the facts of its errors. Each is a keyword argument of the constructor and an attribute.
+    The fields of a subclass are facts about the error. Each is a keyword argument of the constructor and an attribute.
     """
 
     exit_code = EXIT_PREFLIGHT
@@ -53,7 +53,7 @@ class Tf4SlurmError(Exception):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let errors be pickled, although the constructors of some require keyword arguments."""
+        """Support pickling. Pickle's default would call the constructor without its required keyword arguments."""
         return _restore, (type(self), self.args), vars(self)
 
 
@@ -65,7 +65,10 @@ def _restore(cls: type[Tf4SlurmError], args: tuple[Any, ...]) -> Tf4SlurmError:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SlurmEnvironmentError(Tf4SlurmError):
-    """The environment variable `variable` is missing, or its `value` is invalid or does not fit the call."""
+    """The environment variable `variable` is missing, is invalid, or shows that the call is not possible here.
+
+    `value` is the value of the variable. It is None if the variable is missing or its value does not matter.
+    """
 
     variable: str
     value: str | None = None
@@ -84,7 +87,10 @@ class NodelistError(Tf4SlurmError, ValueError):
 
 
 class LayoutError(Tf4SlurmError):
-    """Slurm's environment variables do not determine the node of each rank, or contradict Slurm's answer."""
+    """The node of each rank cannot be determined from Slurm's environment variables.
+
+    They are not sufficient, or they contradict given host names or this rank's own node.
+    """
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -96,7 +102,7 @@ class InterfaceError(Tf4SlurmError):
 
 
 class PlacementError(Tf4SlurmError, ValueError):
-    """Roles, or numbers of tasks, nodes, ports or GPUs, do not match or exceed a limit."""
+    """Task types, or numbers of tasks, nodes, ports or GPUs, contradict each other or exceed a limit."""
 
     exit_code = EXIT_USAGE
 
@@ -137,7 +143,10 @@ class RendezvousError(Tf4SlurmError):
 
 
 class RendezvousTimeoutError(RendezvousError, TimeoutError):
-    """Not all tasks registered, or started their servers, in time. The message names the missing tasks."""
+    """The cluster did not form in time, or not all TensorFlow servers started in time.
+
+    The message names the missing tasks, or has the launcher's output.
+    """
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -159,11 +168,11 @@ class BarrierError(RendezvousError):
 
 
 class DataShardsError(Tf4SlurmError):
-    """The launcher does not lease shards to this task. The message has the reason."""
+    """The launcher does not lease data shards to this script, or send their position. The message has the reason."""
 
 
 class AuthenticationError(RendezvousError):
-    """The control service does not accept the token, or MUNGE cannot open the credentials on this host."""
+    """MUNGE does not work on this host, or the job's secret was not encrypted by this user for this user."""
 
 
 class ShutdownError(Tf4SlurmError):
@@ -207,7 +216,7 @@ class CheckpointError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class UnknownJobError(Tf4SlurmError):
-    """No job has the id, name or path `job`. Without a `job`, no job was started yet."""
+    """No job has the id, name or path `job`. If it is empty, this user has no job yet, or a `Job` was not started."""
 
     exit_code = EXIT_UNKNOWN_JOB
     job: str = ""

@@ -41,9 +41,9 @@ class _JobOptions(BatchSpec):
 def _takes_options_of(
     spec: Callable[Concatenate[tuple[str, ...], _P], BatchSpec],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Job, str | Sequence[str], _P], None]]:
-    """Return a decorator that gives a constructor the keyword arguments of a dataclass, with types and help texts.
+    """Return a decorator for a constructor, which then has the options in `spec` as documented keyword arguments.
 
-    The help texts replace the line OPTIONS in the constructor's docstring.
+    The options' help texts replace the line OPTIONS in the constructor's docstring.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -114,8 +114,10 @@ class Job:
         Options for sbatch are ignored.
 
         Args:
-            quiet: Print the output only if the job has failed, not as it appears. `logs` returns that of the tasks in
-                any case.
+            local: See `tf4slurm.run`.
+            isolated: See `tf4slurm.run`.
+            quiet: Print the launcher's output at the end, and only if the job has failed. `logs` returns the output of
+                the tasks in any case.
 
         Raises:
             OptionError, PlacementError, SettingsError, UntrustedFileError: As `script`.
@@ -174,7 +176,10 @@ class Job:
         api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
 
     def grow(self, workers: int, **options: Any) -> str:
-        """Add workers to this running job, by default with its `site`. Return their array's id. See `tf4slurm.grow`."""
+        """Add workers to this running job. Return the id of their job array. See `tf4slurm.grow`.
+
+        The default of `site` is the one given to this `Job`.
+        """
         return api.grow(self._started(), workers, **{SITE: self._site, **options})
 
     def shrink(self, workers: int) -> tuple[str, ...]:
@@ -213,7 +218,7 @@ class Job:
         )
 
     def _spec(self) -> BatchSpec:
-        """Return the job's options, completed with settings."""
+        """Return the given options, completed with options from the settings files."""
         settings = read_settings(os.environ, self._site)
         return BatchSpec(self._command, **fill_in(BatchSpec, self._options, settings))
 
@@ -235,7 +240,7 @@ class Picture:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the state of a job, as text, on the terminal or in the notebook."""
+    """Yield a function that shows a text, the progress of a job, on the terminal or in the notebook."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -251,7 +256,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 class _Lines:
-    """Prints the latest text if it has changed, at most every 5 s and by `close` at the end."""
+    """Shows the progress of a job as lines: prints a changed text at most every 5 s, and the last one by `close`."""
 
     def __init__(self) -> None:
         self._shown = self._latest = ""

@@ -1,4 +1,4 @@
-"""Placement: assign roles to ranks, from the number of tasks of each role and the node of each rank."""
+"""Placement: assign task types to ranks, from the number of tasks of each type and the node of each rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
     """Assign a task to every rank. Return the tasks in rank order.
 
     Args:
-        counts: Number of tasks of each role, such as {"chief": 1, "ps": 1, "worker": 2}, in sum that of the ranks.
-        placement: "pack" assigns the roles to the ranks in the order of `TASK_TYPES`. "spread" gives rank 0 to the
+        counts: Number of tasks of each type, such as {"chief": 1, "ps": 1, "worker": 2}. Their sum is the number of
+            ranks.
+        placement: "pack" assigns the task types to the ranks in the order of `TASK_TYPES`. "spread" gives rank 0 to the
             chief and distributes the ps evenly over the nodes, beginning with the node that has most free ranks. Then
-            it packs the rest. A list, such as "ps,worker,worker,chief", has the role of each rank.
+            it packs the other types. A list, such as "ps,worker,worker,chief", has the task type of each rank.
         nodes_by_rank: The node of each rank. Only "spread" uses it.
 
     Raises:
-        PlacementError: The list of roles contradicts the counts, or has an unknown role.
+        PlacementError: The list of task types contradicts the counts, or has an unknown type.
     """
     if placement == PACK:
         roles = [role for role in TASK_TYPES for _ in range(counts.get(role, 0))]
@@ -44,10 +45,10 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
 
 
 def parse_roles(text: str) -> list[str]:
-    """Parse a list of roles such as "ps,worker,worker".
+    """Parse a list of task types such as "ps,worker,worker".
 
     Raises:
-        PlacementError: An item is not a role.
+        PlacementError: An item is not a task type.
     """
     roles = text.split(",")
     for role in roles:
@@ -79,11 +80,11 @@ def _spread(counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> list[str
 
 
 def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict[str, int]:
-    """Return the number of tasks of each role. Check their sum against the number of tasks that Slurm provides.
+    """Return the number of tasks of each type. Check their sum against the number of tasks that Slurm provides.
 
     Args:
-        counts: Number of tasks of each role. None for the workers means all remaining tasks of `available`.
-        available: Number of tasks of the allocation or step; None if there is none.
+        counts: Number of tasks of each type. None for "worker" means all remaining tasks of `available`.
+        available: Number of tasks of the Slurm allocation or step. None outside of Slurm.
 
     Raises:
         PlacementError: The sum differs from `available`, or the workers are None and `available` leaves none for them.
@@ -111,5 +112,5 @@ def fill_counts(counts: Mapping[str, int | None], available: int | None) -> dict
 
 
 def sum_text(counts: Mapping[str, int]) -> str:
-    """Return the numbers of tasks as text, such as "1 chief + 1 ps + 2 worker"."""
+    """Return the numbers of tasks of each type as text, such as "1 chief + 1 ps + 2 worker"."""
     return " + ".join(f"{counts[role]} {role}" for role in TASK_TYPES if counts.get(role))

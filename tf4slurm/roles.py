@@ -1,4 +1,4 @@
-"""The table of roles. Test the properties of a role where that is possible, instead of comparing names."""
+"""The table of roles. Where that is possible, code tests the properties of a role instead of its name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Role:
-    """The properties of one role. The tables in `control/rules.py` say what follows its exit or loss, by `name`.
+    """The properties of all tasks of one role. `control/rules.py` has the consequences of an exit or loss, by role.
+
+    Most task types have one role each. A task of the type "worker" has one of three roles. The two task types of the
+    tf.data service have the same role.
 
     Attributes:
         name: The role in the tables of rules: the task type, or "leading worker" (a worker of a job without a chief),
             "joined worker" or "data server" (of the tf.data service).
         runs_script: The child runs the user's command.
         trains: The ps must run until the task has finished training. Not set for a joined worker, which may leave.
-        is_waited_for: The job is done only when every task of this role has finished or is given up.
+        is_waited_for: The job is done only when every task of this role has finished or is not restarted any more.
         is_wait_bounded: After the other tasks are done, the job waits at most `JobSpec.finish_timeout_seconds` for this
             role.
         is_server: The task only serves other tasks, and may exit when they no longer need it.
@@ -41,7 +44,7 @@ class Role:
 
     @property
     def is_leader(self) -> bool:
-        """Whether training ends with this task. That is the chief or, in a job without a chief, each worker."""
+        """Whether training ends with these tasks: the chief or, in a job without a chief, the workers."""
         return self.trains and self.is_waited_for
 
 
@@ -61,22 +64,25 @@ LEADING_WORKER = dataclasses.replace(_WORKER, name="leading worker", is_waited_f
 JOINED_WORKER = dataclasses.replace(_WORKER, name="joined worker", trains=False, has_joined=True)
 
 ROLES = (*dict.fromkeys(_ROLES.values()), LEADING_WORKER, JOINED_WORKER)
-"""The properties of all roles."""
+"""All roles, each once."""
 
 TASK_TYPES = tuple(_ROLES)
-"""All roles, in the order of `place_tasks`."""
+"""All task types, in the order in which placement "pack" assigns them to the ranks."""
 
 SCRIPT_TASK_TYPES = tuple(task_type for task_type, role in _ROLES.items() if role.runs_script)
-"""The roles whose tasks run the user's command."""
+"""The task types whose tasks run the user's command."""
 
 
 def can_grow(counts: Mapping[str, int]) -> bool:
-    """Return whether workers can join a running job with these numbers of tasks. It needs a chief and a ps."""
+    """Return whether workers can join a job while it runs: it needs a chief and a ps. `counts` is by task type."""
     return bool(counts.get("chief") and counts.get("ps"))
 
 
 def role_of(task_type: str, *, has_chief: bool) -> Role:
-    """Return the properties of a role. Without a chief, a worker is a leading worker."""
+    """Return the role of the tasks of this type that belong to the job from its start.
+
+    A worker is a leading worker if the job has no chief.
+    """
     if task_type == "worker" and not has_chief:
         return LEADING_WORKER
     return _ROLES[task_type]

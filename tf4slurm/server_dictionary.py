@@ -39,14 +39,14 @@ _MAIN = (
 )
 _HOME = str(Path(errors.__file__).parents[1])
 ClusterAndTask = tuple[Mapping[str, Sequence[str]], str, int]
-"""(cluster, task_type, task_index): the addresses of each role, and the role and index of this process."""
+"""(cluster, task_type, task_index): "host:port" of the tasks of each type, and the type and index of this process."""
 
 _sidecars: list[subprocess.Popen[str]] = []
 _current: list[ServerDictionary] = []
 
 
 class ServerDictionary(NamedTuple):
-    """The cluster spec and this process's task in it. It unpacks as (cluster, task_type, task_index)."""
+    """The cluster spec, and the type and index of this process's task, as (cluster, task_type, task_index)."""
 
     cluster: dict[str, list[str]]
     task_type: str
@@ -66,7 +66,7 @@ class ServerDictionary(NamedTuple):
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """All tasks of the cluster spec except the ps, the chief first. The order is the same in all processes."""
+        """All tasks of the cluster spec except the ps: the chief, then the workers, in the same order everywhere."""
         roles = sorted(set(self.cluster) - {"ps"})
         return tuple(Task(role, index) for role in roles for index in range(len(self.cluster[role])))
 
@@ -91,39 +91,43 @@ def get_server_dictionary(
 ) -> ServerDictionary:
     """Return the cluster spec of this process's Slurm step, and the process's task in it.
 
-    The cluster spec is the same in all tasks of the step. If an agent started the process, it is that of the launcher,
-    from TF_CONFIG. Under plain srun the tasks form the cluster. Each task starts a sidecar process, which holds the
-    task's port. The sidecar of rank 0 runs the control service. The function sets TF_GRPC_REUSE_PORT, so that
-    TensorFlow's server can listen on the held port. It sets no_proxy if the environment sets a proxy.
+    The cluster spec is the same in all tasks of the step. If an agent has started this process, the launcher has formed
+    the cluster, and its cluster spec is in TF_CONFIG. Under plain srun the tasks form the cluster in this call. Each
+    task starts a sidecar process, which holds the task's port. The sidecar of rank 0 runs the control service. Under
+    plain srun this function sets TF_GRPC_REUSE_PORT, so that TensorFlow's server can listen on the held port. It also
+    sets no_proxy if the environment sets a proxy.
 
     Args:
-        tasks: The role of each rank ("ps", "worker", "chief", "evaluator"), in rank order. Or the number of tasks of
-            each role, such as {"ps": 1, "worker": 3}.
+        tasks: The task type of each rank ("ps", "worker", "chief", "evaluator"), in rank order. Or the number of tasks
+            of each type, such as {"ps": 1, "worker": 3}.
         infiniband: The same as interface="infiniband".
         interface: Which address to use, as in the option "--interface": a name, glob, network, "infiniband",
             "fastest", host name pattern or list. Default: the route to rank 0.
         ports: Ports to choose from: one for each task of a node, and one for the control service on rank 0's node.
             Default: the tasks use ports that Slurm reserves, or else any free port. The control service uses any free
             port.
-        placement: With a number of tasks of each role: "pack" (default, rank by rank) or "spread" (ps over the nodes).
+        placement: If `tasks` has numbers: "pack" (default, rank by rank) or "spread" (ps over the nodes).
         timeout_seconds: Timeout in seconds for all tasks to register (default 300).
-        directory: A directory that all hosts share (default "runs"). Rank 0 writes its address to a file in it.
+        directory: A directory that all hosts share (default "runs"). Rank 0 writes the address of the control service
+            to a file in it.
         exchange: False computes the cluster spec from this task's environment alone: no port is held, no address is
             checked, and no task is awaited. `interface` can then be a host name pattern only, by default Slurm's node
             name. In rank order, the tasks of a node get the first of `ports`, or of the ports that Slurm reserves.
-        ps_exit_seconds: Under plain srun, seconds (default 10) after which waiting tasks are ended with exit code 0: a
-            ps, when the chief has ended and no worker needs the ps any more, and a worker in `server.join()`, when the
-            chief has ended. In a job without a chief, all workers must have ended. None ends no task. A ps that calls
-            `tf4slurm.shutdown` is not ended.
+        ps_exit_seconds: Under plain srun, seconds (default 10) from the end of training until this task is ended with
+            exit code 0, if it is a ps or a worker in `server.join()`. For a ps, training ends when the chief has ended
+            and no worker needs the ps any more; for a worker, when the chief has ended. In a job without a chief, all
+            workers must have ended. None ends no task. A ps that calls `tf4slurm.shutdown` is not ended.
         cancel_on_loss: Under plain srun, end the step when a ps, or the sidecar of rank 0, is lost before training is
             over (default). Give False for scripts that continue without them.
 
     Returns:
-        The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, the role and index.
+        The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, and the type and the
+        index of this task.
 
     Raises:
         SlurmEnvironmentError: This process is neither a task of a Slurm step nor started by an agent.
-        PlacementError: The numbers of roles and tasks differ, or with `exchange=False` there are too few ports.
+        PlacementError: `tasks` does not fit the tasks of the step or the launcher's, or has an unknown type. Or with
+            `exchange=False` there are too few ports.
         InterfaceError: The interface does not exist, or with `exchange=False` is no host name pattern.
         LayoutError: With `exchange=False`, the environment does not determine the node of each rank.
         RendezvousTimeoutError: Some tasks, which the message names, did not register in time.
@@ -166,10 +170,13 @@ def get_server_dictionary(
 
 
 def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of tasks of each role whose tasks run a script. `tasks` are roles, or numbers by role.
+    """Return the number of tasks of each type in `SCRIPT_TASK_TYPES`, 0 included.
+
+    Args:
+        tasks: The type of each task, or the number of tasks of each type.
 
     Raises:
-        PlacementError: `tasks` has another role.
+        PlacementError: `tasks` has another type.
     """
     counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
     unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
@@ -183,7 +190,7 @@ def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
 
 
 def set_current_server_dictionary(dictionary: ServerDictionary) -> ServerDictionary:
-    """Make `dictionary` the result of `current_server_dictionary` in this process. Return it."""
+    """Let `current_server_dictionary` return `dictionary` in this process from now on. Return `dictionary`."""
     _current[:] = [dictionary]
     return dictionary
 
@@ -194,10 +201,10 @@ def launched_server_dictionary() -> ServerDictionary | None:
 
 
 def current_server_dictionary(given: ClusterAndTask | None = None) -> ServerDictionary:
-    """Return the given cluster spec, else the last result of `get_server_dictionary`, else that of TF_CONFIG.
+    """Return the cluster spec of this process: `given`, else the last of `get_server_dictionary`, else TF_CONFIG's.
 
     Raises:
-        SlurmEnvironmentError: This process has no cluster spec.
+        SlurmEnvironmentError: There is none of them.
         ValueError: `given` is not a tuple of three.
     """
     if given is not None:
@@ -248,8 +255,11 @@ def form_cluster(
 ) -> Cluster:
     """Start this process's sidecar (`launch/sidecar_program.py`), which forms the step's cluster. Return the cluster.
 
-    Arguments and exceptions are those of `get_server_dictionary`. The sidecar opens a script channel for this process,
-    and runs until this process ends. The sidecar of rank 0 runs the control service, until all tasks have ended.
+    The sidecar opens a script channel for this process, and runs until this process ends. The sidecar of rank 0 runs
+    the control service, until all tasks have ended.
+
+    `counts` and `placement` are those of `place_tasks`. The other arguments and the exceptions are those of
+    `get_server_dictionary`.
     """
     number = f".{len(_sidecars) + 1}" if _sidecars else ""  # the same in all tasks, which make the same calls
     request = {
@@ -289,7 +299,7 @@ def form_cluster(
 
 
 def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
-    """Return the sidecar's first line, or "" if the sidecar exits, is stopped, or does not answer in time."""
+    """Return the first line that the sidecar prints, or "" if the sidecar exits, is stopped, or prints none in time."""
     assert sidecar.stdout is not None
     poll = select.poll()
     poll.register(sidecar.stdout)
@@ -298,9 +308,15 @@ def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
-    """Send the sidecar how this process ends, and wait for the sidecar's exit. In a fork, do nothing.
+    """At the exit of this process, report to the sidecar whether it failed, and wait for the sidecar's exit.
 
-    A sidecar that does not exit within 15 s (that of rank 0: at any time), or that is stopped for 10 s, is killed.
+    A sidecar that does not exit within 15 s is killed. That of rank 0 has no time limit. Each sidecar is killed if a
+    signal has stopped it for 10 s.
+
+    Args:
+        sidecar: The sidecar.
+        owner: Id of the process that has started the sidecar. Do nothing in a fork of that process.
+        runs_service: The sidecar runs the control service: it is that of rank 0.
     """
     if os.getpid() != owner:
         return
@@ -329,9 +345,14 @@ def _has_exited(sidecar: subprocess.Popen[str], timeout_seconds: float) -> bool:
 def _wait_for_sidecar(
     sidecar: subprocess.Popen[str], wait: Callable[[float], bool], timeout_seconds: float | None
 ) -> bool:
-    """Call `wait(1.0)`, which waits at most 1 s, until it returns True.
+    """Wait for the sidecar's answer or exit. Return whether that has happened.
 
-    Return False at the timeout, or if a signal has stopped the sidecar for 10 s.
+    False is returned at the timeout, or if a signal has stopped the sidecar for 10 s.
+
+    Args:
+        sidecar: The sidecar.
+        wait: Waits for the answer or exit, at most the given time in seconds. Returns whether it has happened.
+        timeout_seconds: Timeout in seconds. None for no limit.
     """
     left, stopped_seconds = math.inf if timeout_seconds is None else timeout_seconds, 0.0
     while left > 0 and stopped_seconds < STOPPED_SECONDS:

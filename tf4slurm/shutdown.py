@@ -29,7 +29,7 @@ __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signa
 
 @dataclass(frozen=True)
 class Ending:
-    """The training tasks that finished, and those that failed or were killed."""
+    """The workers and the chief that have finished, and those that failed or were killed."""
 
     done: tuple[Task, ...]
     failed: tuple[Task, ...]
@@ -80,10 +80,10 @@ def serve_until_done(
     timeout_seconds: float | None = None,
     cluster: ClusterAndTask | None = None,
 ) -> Ending:
-    """Keep the tf.distribute.Server `server` running while `wait_for_workers` waits. Return the result of the latter.
+    """Call `wait_for_workers`, and keep the tf.distribute.Server `server` running until it returns. Return its result.
 
-    The other arguments and the exceptions are those of `wait_for_workers`.
-    A TensorFlow server runs as long as a Python reference to it exists, such as this argument.
+    A TensorFlow server runs as long as a Python reference to it exists, such as this argument. The other arguments and
+    the exceptions are those of `wait_for_workers`.
     """
     ending = wait_for_workers(method=method, timeout_seconds=timeout_seconds, cluster=cluster)
     del server  # the reference must exist until here
@@ -93,11 +93,12 @@ def serve_until_done(
 def signal_done(failed: bool = False, *, method: str = "barrier", cluster: ClusterAndTask | None = None) -> None:
     """Send the completion signal of this worker or chief to every ps.
 
-    Only the first signal of a process is sent. With method="barrier", a later failure is sent too. With "barrier", the
+    Only the first signal of a process is sent. With method="barrier", a later failure is sent, too. With "barrier", the
     signal of a fork or of a process of multiprocessing counts only after all other processes of the script have closed
     their connections to the agent without a signal. So a helper process does not end the training of its task.
 
     Args:
+        failed: The signal reports that this task has failed.
         method: The method with which the ps waits. With "queue", an evaluator sends nothing to the ps.
         cluster: As in `wait_for_workers`.
 
@@ -110,7 +111,7 @@ def signal_done(failed: bool = False, *, method: str = "barrier", cluster: Clust
 
 @contextmanager
 def done_at_end(*, method: str = "barrier", cluster: ClusterAndTask | None = None) -> Iterator[None]:
-    """Send the completion signal at the end of the block. Arguments and exceptions are those of `signal_done`.
+    """Send the completion signal at the end of the `with` block. Arguments and exceptions are those of `signal_done`.
 
     The signal reports a failure if the block raises an exception other than SystemExit with code 0 or None.
     """
@@ -153,7 +154,7 @@ def _completion_signal(method: str, cluster: ClusterAndTask | None) -> Completio
 
 
 def _wait_for_barrier(current: ServerDictionary, timeout_seconds: float | None) -> set[Task]:
-    """Wait for the control service to report the end of training. Return the tasks that failed."""
+    """Wait until the control service reports that training is over. Return the training tasks that failed."""
     tasks, channel = current.training_tasks, _connected_channel()
     try:
         is_over = channel.wait_until(lambda: channel.desired.is_training_over, timeout_seconds)

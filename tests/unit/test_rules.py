@@ -193,7 +193,7 @@ def test_task_without_heartbeat_or_connection_is_lost(
     seconds_without_heartbeat: float, seconds_without_connection: float | None, expected: tuple[bool, str] | None
 ) -> None:
     record = TaskRecord(1, Task("worker", 0), WORKER, incarnation="x", node="n1", is_connected=True)
-    record.last_heartbeat_at = 100.0 - seconds_without_heartbeat
+    record.last_message_at = 100.0 - seconds_without_heartbeat
     if seconds_without_connection is not None:
         record.is_connected, record.disconnected_at = False, 100.0 - seconds_without_connection
     loss = loss_of(record, JobSpec(heartbeat_timeout_seconds=10), 100.0)

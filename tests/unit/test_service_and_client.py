@@ -439,8 +439,8 @@ async def test_wait_for_change_returns_at_the_next_desired_state_and_not_at_hear
         while member.cluster is None:
             await member.wait_for_change()
         waiting = asyncio.create_task(member.wait_for_change())
-        last_heartbeat_at = job.state.tasks[0].last_heartbeat_at
-        await until(lambda: job.state.tasks[0].last_heartbeat_at > last_heartbeat_at + 3 * INTERVAL)
+        last_message_at = job.state.tasks[0].last_message_at
+        await until(lambda: job.state.tasks[0].last_message_at > last_message_at + 3 * INTERVAL)
         assert not waiting.done()
         member.update(state="ready")
         await waiting

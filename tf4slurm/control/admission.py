@@ -32,9 +32,12 @@ class Refusal:
 
 
 def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | Refusal:
-    """Return the record of the task that registers, or the reason why it is refused.
+    """Decide whether a process may take part as a member, which is any task except a joined worker.
 
-    The task is not a joined worker. It registers again after each broken connection.
+    A task registers again after each broken connection.
+
+    Returns:
+        The record of the member, or the reason of a refusal.
     """
     rank, members = registration.rank, tasks.members
     if registration.version != __version__:
@@ -63,7 +66,7 @@ def admit_joined_worker(
         workers_error: The reason why the chief's script cannot use more workers. Empty if it has reported none.
 
     Returns:
-        The record of a worker that registers again, None for a new worker that may join, or the reason of a refusal.
+        The record of a worker that registers again. None for a new worker that may join. Else the reason of a refusal.
     """
     if registration.version != __version__:
         return Refusal(f"it runs tf4slurm {registration.version}, the job {__version__}; use the job's version")

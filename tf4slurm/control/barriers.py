@@ -49,8 +49,8 @@ class Barriers:
 
     A barrier ends when all expected tasks have arrived. It breaks when the timeout of a waiting task expires, when an
     expected task has ended without arriving, or when a task arrives that is not expected. The expected tasks are the
-    members of the requested roles, by default of all roles that run a script. If a spare has replaced a lost task, the
-    spare is expected in its place.
+    members of the requested task types, by default all members that run a script. If a spare has replaced a lost task,
+    the spare is expected instead.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Barriers:
     def arrive(
         self, members: Sequence[TaskRecord], record: TaskRecord, arrival: BarrierArrival, now: float
     ) -> list[BarrierEnd]:
-        """Record the arrival of a task. It replaces an earlier arrival of this task at any barrier.
+        """Record the arrival of a task at a barrier. Forget an earlier arrival of this task at any barrier.
 
         Returns:
             The end of the barrier if it ends or breaks now, else an empty list.
@@ -77,7 +77,7 @@ class Barriers:
         return []
 
     def withdraw(self, record: TaskRecord) -> None:
-        """Remove the arrivals of a task that no longer waits."""
+        """Forget the arrival of a task, because its script no longer waits at the barrier."""
         for key, barrier in list(self._open.items()):
             if barrier.arrived.pop(record.rank, None) is not None and not barrier.arrived:
                 del self._open[key]
@@ -111,7 +111,7 @@ class Barriers:
 
 
 def _expected(members: Sequence[TaskRecord], roles: tuple[str, ...]) -> frozenset[int]:
-    """Return the ranks of the tasks in these roles. Without `roles`, those in all roles that run a script."""
+    """Return the ranks of the tasks of these task types that run a script. Empty `roles` stand for all types."""
     return frozenset(
         record.rank for record in members if record.role.runs_script and (not roles or record.task.task_type in roles)
     )

@@ -87,9 +87,9 @@ class ControlClient:
 
         Args:
             find_service: Returns the service's addresses and credentials, or None while they are unknown. Called in a
-                thread before each attempt to connect, because it may read a file.
+                thread before each connection, because it may read a file.
             make_registration: Returns the registration for a service at the given address. Called in a thread, because
-                it may resolve a name. Once the service has accepted a registration, this one is sent in every call.
+                it may resolve a name. After the service has accepted the result, each later call sends the same one.
             num_tasks: Number of tasks of the job. The time limit to connect and register grows with it.
         """
         self.desired = DesiredState()
@@ -113,23 +113,23 @@ class ControlClient:
         self._disconnected_at = float("inf")
 
     def update(self, **changes: Any) -> None:
-        """Change fields of `observed`, and send them at once or after the next reconnect."""
+        """Change fields of `observed`. They are sent at once or, while there is no connection, after the reconnect."""
         self.observed = dataclasses.replace(self.observed, **changes)
         self._is_due.set()
 
     def update_usage(self, usage: Usage) -> None:
-        """Set the child's resource usage. It is sent with the next heartbeat or change."""
+        """Set the child's resource usage. It is sent with the next heartbeat or change of `observed`."""
         self.observed = dataclasses.replace(self.observed, usage=usage)
 
     def update_script(self, script: ScriptState) -> None:
-        """Set the state of the script. If only steps or metrics differ, it is sent with the next heartbeat."""
+        """Set the state of the script, and send it. If only step or metrics differ, send it with the next heartbeat."""
         before = self.observed.script
         self.observed = dataclasses.replace(self.observed, script=script)
         if dataclasses.replace(script, step=before.step, metrics=before.metrics) != before:
             self._is_due.set()
 
     def begin_attempt(self, attempt: int, **changes: Any) -> None:
-        """Replace `observed` by the initial state of `attempt` with `changes`, and send it. Keep the stop signal."""
+        """Send the first observed state of an attempt: the default with `changes` and with the last stop signal."""
         self.exited_at = None
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.update(**changes)
@@ -145,8 +145,9 @@ class ControlClient:
     async def run(self) -> None:
         """Register this task, and exchange states with the service until this task has terminated.
 
-        If the connection breaks before the service has confirmed that this task has terminated, the method tries to
-        reconnect for `reconnect_seconds`, and then returns. After that time the service counts the task as lost.
+        A task that has terminated waits for the service's confirmation. If the connection breaks before that, the
+        method tries to reconnect for `JobSpec.reconnect_seconds`, and then returns. After this time the service counts
+        the task as lost.
 
         Raises:
             RendezvousClosedError: The service refuses this task.
@@ -173,7 +174,7 @@ class ControlClient:
 
     @property
     def paused_seconds(self) -> float:
-        """The time in seconds that the clock has left out, because this process was paused, since `run` was called."""
+        """The time in seconds for which this process was paused since `run` was called. No deadline includes it."""
         return self._clock.paused_seconds
 
     async def _run(self) -> None:
@@ -210,7 +211,7 @@ class ControlClient:
         )
 
     async def _find_in_time(self) -> ControlEndpoint | None:
-        """Return the result of `find_service`. Return None if the file system stalls beyond the deadline."""
+        """Return the result of `find_service`, or None if it has no result at the deadline: a file system may stall."""
         try:
             endpoint = await asyncio.wait_for(in_thread(self._find_service), self._deadline - self._now())
         except asyncio.TimeoutError:
@@ -220,7 +221,11 @@ class ControlClient:
         return endpoint
 
     async def _connect(self, address: Address, credentials: Credentials, connect_seconds: float) -> bool:
-        """Register in a new call, and exchange messages until the call ends. Return as `_serve` does."""
+        """Open a call to the service, register in it, and exchange messages until it ends.
+
+        Returns:
+            True if this task has terminated, False if the service has sent nothing for the heartbeat timeout.
+        """
         registration = self._registration
         if registration is not None and self.desired.rank is not None:
             registration = dataclasses.replace(registration, joined_rank=self.desired.rank)
@@ -235,7 +240,7 @@ class ControlClient:
 
     @contextlib.asynccontextmanager
     async def _open_call(self, address: Address, credentials: Credentials) -> AsyncIterator[_Call]:
-        """Open a connection and call the service's method on it. Cancel the call at the end."""
+        """Connect to the service and call its method. Cancel the call and disconnect at the end of the block."""
         tls = grpc.ssl_channel_credentials(credentials.certificate.encode())
         metadata = ((TOKEN_METADATA, credentials.token),)
         async with grpc.aio.secure_channel(_target(address), tls, options=_OPTIONS) as channel:
@@ -285,7 +290,7 @@ class ControlClient:
             await asyncio.gather(receiving, sending, return_exceptions=True)
 
     async def _wait_for_one(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait until one of the tasks is done, at most until the deadline. Each received message moves the deadline."""
+        """Wait until one of the asyncio tasks is done, at most until `_deadline`, which each received message moves."""
         while (left := self._deadline - self._now()) > 0:
             done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done:

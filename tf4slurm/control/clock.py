@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class JobClock:
-    """Job time in seconds. Deadlines in job time do not expire while the process is paused.
+    """Measures job time in seconds. Deadlines in job time do not expire while the process is paused.
 
     A process is paused by SIGSTOP, by the suspension of its job or by its virtual machine. Messages that arrive during
     a pause are read after it, and no deadline may expire before they are read.
@@ -17,7 +17,8 @@ class JobClock:
         """Create a clock that leaves out no pauses until `start` is called.
 
         Args:
-            max_gap_seconds: A longer time between two calls of `now` is a pause. Only the excess is left out.
+            max_gap_seconds: A longer time between two calls of `now` counts as a pause. Of this time, job time leaves
+                out what exceeds `max_gap_seconds`.
             read: Returns the monotonic time in seconds.
         """
         self._max_gap_seconds = max_gap_seconds
@@ -29,8 +30,8 @@ class JobClock:
     def start(self, on_pause: Callable[[float, float], None] = lambda _, __: None) -> None:
         """Leave out pauses from now on. The caller must call `now` regularly.
 
-        `on_pause` is called with the whole time in seconds between the two calls of `now`, and with the job time after
-        the pause.
+        `on_pause` is called by `now` after each pause. Its arguments are the whole time in seconds since the previous
+        call of `now`, and the present job time.
         """
         self._on_pause = on_pause
         self._last = self._read()
@@ -47,6 +48,6 @@ class JobClock:
 
     @property
     def paused_seconds(self) -> float:
-        """The time in seconds that was left out until now."""
+        """How much time in seconds job time has left out so far, because the process was paused."""
         self.now()
         return self._paused

@@ -28,7 +28,7 @@ from tf4slurm.system.variables import CERTIFICATE_VARIABLE, CONTROL_VARIABLE, TO
 logger = logging.getLogger(__name__)
 
 TLS_NAME = "tf4slurm"
-"""The name in the certificate. Tasks check this name instead of the address, because the service has many addresses."""
+"""The host name in the certificate. Tasks check it instead of the address, because the service has many addresses."""
 
 # RFC 5280, 4.1.2.5: 9999-12-31 means no expiration date. Hosts with a wrong clock can connect, too. No expiration date
 # is needed, because the private key is never written to a file.
@@ -129,9 +129,10 @@ class ControlEndpoint:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], launch_host: str | None = None) -> ControlEndpoint:
-        """Read the variables that `to_environ` returned in the launcher.
+        """Read the environment variables that `to_environ` returned in the launcher.
 
-        If `launch_host`, the host where srun runs, is given, the service's address on this host comes first.
+        `launch_host` is the host where srun runs, as a name or IP address. If it is given, the service's address on
+        `launch_host` comes first.
         """
         addresses = [Address.from_text(text) for text in environ[CONTROL_VARIABLE].split(",")]
         if launch_host is not None:
@@ -139,7 +140,7 @@ class ControlEndpoint:
         return cls(tuple(dict.fromkeys(addresses)), Credentials(environ[CERTIFICATE_VARIABLE], environ[TOKEN_VARIABLE]))
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of control.json (mode 0600).
+        """Return the content of control.json, a file with mode 0600 in the run directory.
 
         If MUNGE works on this host, it encrypts the credentials. This includes the certificate, which a file server
         could otherwise replace.
@@ -151,11 +152,11 @@ class ControlEndpoint:
 
     @classmethod
     def from_file(cls, path: Path) -> ControlEndpoint | None:
-        """Read control.json.
+        """Read the addresses and credentials from control.json.
 
         Returns:
-            None if the file does not exist, cannot be read, is invalid, belongs to another user, or is writable by
-            other users.
+            The endpoint. None if the file does not exist, cannot be read, is invalid, belongs to another user, or is
+            writable by other users.
 
         Raises:
             AuthenticationError: See `open_from_this_user`.

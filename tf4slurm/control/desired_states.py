@@ -17,7 +17,7 @@ class DesiredStates:
     """The desired states of all tasks.
 
     Attributes:
-        shared: The values that are the same for all tasks. `of` adds those of one task.
+        shared: The fields that are the same for all tasks. `of` returns them with the fields of one task.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DesiredStates:
         self.note_all()
 
     def terminate(self, outcome: Outcome) -> None:
-        """Let all tasks terminate, because `outcome` is known."""
+        """Request that all tasks terminate, because `outcome` is known."""
         code = outcome.exit_code if self._tasks.members[0].is_hidden_from_slurm else 0
         reason, has_timed_out = outcome.reason, outcome.has_timed_out
         self.change(terminate=True, terminate_reason=reason, has_timed_out=has_timed_out, exit_code=code)
@@ -51,13 +51,13 @@ class DesiredStates:
         self._changed.add(rank)
 
     def release(self, rank: int, token: str, error: str) -> None:
-        """End the call of `barrier()` that has this token. `error` is empty if all tasks have arrived."""
+        """End the script's call of `barrier()` with this token. It raises BarrierError if `error` is not empty."""
         record = self._tasks[rank]
         record.released_barrier, record.barrier_error = token, error
         self._changed.add(rank)
 
     def note(self, ranks: Iterable[int]) -> None:
-        """Note that the desired states of the tasks of these ranks, or the cluster, may have changed."""
+        """Mark the tasks of these ranks: the service must send them their desired states, or a new cluster."""
         self._changed.update(ranks)
 
     def note_all(self) -> None:
@@ -70,7 +70,7 @@ class DesiredStates:
         return changed
 
     def of(self, rank: int) -> DesiredState:
-        """Return the desired state of a task. A task that was lost must terminate if it connects again."""
+        """Return the desired state of a task. A lost task that sends messages again must terminate."""
         record = self._tasks.get(rank)
         shared = self.shared
         has_joined = record is None or record.role.has_joined

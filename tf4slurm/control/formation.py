@@ -14,9 +14,9 @@ from tf4slurm.spec.job_spec import JobSpec
 
 
 def spread_tasks(tasks: TaskTable) -> list[Task]:
-    """Return the task type and index of each member, by rank, for placement "spread".
+    """Return the task of each member, by rank, for placement "spread".
 
-    Lost members become the spares with the highest indices.
+    Members that are already lost become spares, with the highest indices.
     """
     present = tasks.present_members
     counts = Counter(record.task.task_type for record in present)

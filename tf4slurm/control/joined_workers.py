@@ -1,4 +1,6 @@
-"""Workers that join or leave a running job, and spares that replace lost workers. This module does no I/O.
+"""Workers that join or leave a running job, and the list of workers that the chief should use. No I/O here.
+
+The list has the joined workers and the other workers, because a spare that replaces a worker has another address.
 
 A joined worker takes no part in the rendezvous, in barriers or in the job's outcome. Its child starts when the chief's
 script can use the worker. When a new attempt begins, the worker chooses a new port. It joins again when that attempt
@@ -23,7 +25,7 @@ class _JoinedWorker:
     """One joined worker that has not left. Times are job times.
 
     Attributes:
-        waits_until: Time when the joined worker is dismissed if the chief does not use it.
+        waits_until: Time when the worker is dismissed (its agent terminates) if the chief does not use it.
         leaves_by: Time when a worker that was asked to leave is dismissed, even if the chief still uses it. Infinite
             for a worker that was not asked to leave.
         has_served: Whether the child's server has answered in this attempt.
@@ -61,7 +63,10 @@ class WorkerChanges:
 
 
 class JoinedWorkers:
-    """The joined workers of a job that have not left, and the workers that the chief should use."""
+    """The joined workers of a job that have not left, and the list of all workers that the chief should use.
+
+    This class also keeps whether a spare has replaced a worker: the list then has the spare's address.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -71,14 +76,15 @@ class JoinedWorkers:
 
     @property
     def has_changes(self) -> bool:
-        """Whether the chief's workers may differ from those with which the cluster has formed."""
+        """Whether the chief may have to use other workers, or other addresses, than those of the formed cluster."""
         return self._has_replacement or bool(self._joined_workers or self._workers)
 
     @property
     def workers(self) -> tuple[tuple[int, str], ...]:
         """The index and address of each worker that the chief should use.
 
-        Empty until a joined worker can be used or a spare has replaced a worker.
+        The list has all workers. It is empty until a joined worker can be used or a spare has replaced a worker: the
+        chief then uses the workers of the cluster spec.
         """
         return self._workers
 
@@ -119,7 +125,7 @@ class JoinedWorkers:
         self._has_replacement = True
 
     def begin_attempt(self) -> WorkerChanges:
-        """Keep the joined workers for the next attempt. Dismiss those that were asked to leave."""
+        """Prepare the joined workers for a new attempt. Dismiss those that were asked to leave."""
         changes = WorkerChanges()
         for worker in self._joined_workers.values():
             worker.has_served = worker.is_used = False
@@ -136,8 +142,8 @@ class JoinedWorkers:
     def update(self, members: Sequence[TaskRecord], chief: TaskRecord, now: float) -> WorkerChanges:
         """Dismiss the joined workers that must end, and find those that the chief can use.
 
-        Call this after each change of the chief or of a joined worker. Call it regularly, too, because the times until
-        a dismissal expire. Additional calls have no effect.
+        Call this after each change of the chief or of a joined worker. Call it regularly, too, because some workers are
+        dismissed after a time. Additional calls have no effect.
         """
         changes = WorkerChanges()
         script = chief.observed.script

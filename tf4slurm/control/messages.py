@@ -78,7 +78,8 @@ class BarrierArrival:
 
     Attributes:
         token: Unique id of the script's call of `barrier()`.
-        roles: The roles whose tasks must arrive. Empty for all tasks that run a script.
+        timeout_seconds: The barrier breaks if this task has waited so long.
+        roles: The task types whose tasks must arrive. Empty for all tasks that run a script.
     """
 
     name: str
@@ -92,14 +93,14 @@ class ShardRequest:
     """A script's request for data shards. Shards are numbered from 0 through all epochs, in the order of first leases.
 
     Attributes:
-        token: Unique id of the script's `DataShards` object. Its leases end when a later message lacks this request.
+        token: Unique id of the script's `DataShards` object. The object's leases end when a later message of the script
+            has no request with this token.
         size: Number of shards of an epoch.
         fingerprint: A hash of the data and the shard size.
         capacity: Number of shards that the script wants to hold at the same time. With 0 it gives all shards back.
-        done: Numbers of shards that are done. They stay here until the launcher no longer lists them in
-            `ShardGrant.held`.
+        done: Numbers of shards that are done. The script repeats each number until `ShardGrant.held` lacks it.
         start: The position from which to continue. None to begin with the first shard.
-        position_request: A number that the script changes to request the position.
+        position_request: A number that the script changes to request the current position. See `ShardGrant`.
     """
 
     name: str
@@ -121,7 +122,7 @@ class ShardGrant:
         held: The numbers of the shards that are leased to the script.
         is_over: All shards are done.
         error: The reason why the request is refused. Empty if it is not.
-        position: The position that the script has requested, else None.
+        position: The position that the script has requested. None again after the next change of the request.
         position_reply: The last `position_request` that the launcher has answered.
     """
 
@@ -245,12 +246,12 @@ class DesiredState:
         is_training_over: No task needs the ps any more.
         failed_tasks: The tasks, other than servers, that had failed when training was over. Under plain srun, those
             that have failed so far.
-        have_leaders_ended: The chief's script has ended or is lost. Without a chief, every worker's script has.
+        have_leaders_ended: The chief has ended or is lost. In a job without a chief, every worker has ended or is lost.
         is_finishing: The job waits only for roles with a bounded wait (evaluators), which should finish now.
         rank: The rank that the service has chosen for a joined worker. None for other tasks.
-        exit_code: The exit code of a joined worker that must terminate. For other tasks it is 0, or the exit code of
-            the job if Slurm does not notice the end of rank 0, which would return it.
-        workers: The index and address of each worker that a chief should use. See `JoinedWorkers.workers`.
+        exit_code: The exit code of a joined worker that must terminate. For other tasks it is 0, or that of the job if
+            Slurm may not notice the end of rank 0. Otherwise the process of rank 0 exits with the code of the job.
+        workers: The index and "host:port" of each worker that a chief should use. See `JoinedWorkers.workers`.
     """
 
     attempt: int = 1
@@ -333,7 +334,7 @@ def cluster_to_entries(cluster: Cluster) -> list[tuple[int, str, int, str, str, 
 
 
 def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
-    """Return the cluster of the entries from `cluster_to_entries`."""
+    """Return the cluster for which `cluster_to_entries` has returned these entries, possibly decoded from JSON."""
     return Cluster(
         tuple(
             Member(position + gap, Task(task_type, index), node, Address(host, port))
@@ -343,7 +344,7 @@ def cluster_from_entries(entries: Iterable[Sequence[Any]]) -> Cluster:
 
 
 def is_encoded_cluster(payload: bytes) -> bool:
-    """Return whether a message contains a cluster. Every other message is empty or a JSON array."""
+    """Return whether a message of the service is a result of `encode_cluster`. Others are empty or a JSON array."""
     return payload[:1] not in (b"", b"[")
 
 
@@ -376,7 +377,10 @@ def _message_error(payload: bytes, expected: str, error: Exception) -> MessageEr
 
 
 def changed_fields(message: Any, before: Any = None) -> dict[str, Any]:
-    """Return the fields that differ from `before`, or from the defaults if `before` is None."""
+    """Return the names and values of a message's fields that differ from the message `before`.
+
+    If `before` is None, they are compared with the defaults.
+    """
     known = vars(before) if before is not None else _defaults(message.__class__)
     return {name: value for name, value in vars(message).items() if value != known[name]}
 

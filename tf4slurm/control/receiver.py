@@ -69,7 +69,7 @@ class Receiver:
 
     def on_heartbeat(self, rank: int, now: float) -> None:
         if (record := self._tasks.get(rank)) is not None:
-            record.last_heartbeat_at = now
+            record.last_message_at = now
 
     def on_disconnect(self, rank: int, now: float) -> None:
         """Handle the end of a connection. The task may reconnect."""
@@ -96,7 +96,7 @@ class Receiver:
         record = self._tasks.get(rank)
         if record is None:  # a joined worker that has left
             return
-        record.last_heartbeat_at = now
+        record.last_message_at = now
         if record.is_gone and observed.state != "terminated":
             return
         before = record.observed

@@ -38,13 +38,15 @@ class TaskRecord:
     """The control service's record of one task. Times are job times.
 
     Attributes:
-        is_placed: Whether the task has its role. With placement "spread" it has none before all tasks have registered.
+        is_placed: Whether `task` and `role` are final. With placement "spread" they are not before all tasks have
+            registered.
         owns_child: See `Registration`.
         attempt: The last attempt for which the task has sent an address. 0 before the task has registered.
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
-        is_done: The child has ended and is not started again in this attempt. Not set when the attempt fails.
-        last_heartbeat_at: Time of the last accepted message, or of the first registration.
+        is_done: The child has ended and is not started again in this attempt. Not set by an exit that fails the
+            attempt.
+        last_message_at: Time of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.
         started_at: Time when the last start of the child was reported. None before the first in this attempt.
@@ -63,7 +65,7 @@ class TaskRecord:
     is_connected: bool = False
     is_gone: bool = False
     is_done: bool = False
-    last_heartbeat_at: float = 0.0
+    last_message_at: float = 0.0
     disconnected_at: float = 0.0
     desired_start_count: int = 0
     observed: ObservedState = field(default_factory=ObservedState)
@@ -79,21 +81,21 @@ class TaskRecord:
         self.started_at = self.ended_at = None
 
     def is_importing(self, now: float) -> bool:
-        """Return whether the script has probably not yet imported TensorFlow. False from 60 s after its start."""
+        """Return whether the script is probably still importing TensorFlow. False from 60 s after its start."""
         observed = self.observed
         if observed.state != "running" or observed.has_server or observed.script != ScriptState():
             return False
         return self.started_at is not None and now - self.started_at < IMPORT_SECONDS
 
     def lost_at(self, now: float, task_loss_seconds: float) -> float:
-        """Return the earliest job time at which a task that is lost `now` may have been lost."""
+        """Return the earliest job time at which this task may have been lost, if its loss is noticed at `now`."""
         if self.has_registered and not self.is_connected:
             return self.disconnected_at
-        return self.last_heartbeat_at if now - self.last_heartbeat_at > task_loss_seconds else now
+        return self.last_message_at if now - self.last_message_at > task_loss_seconds else now
 
     @property
     def needs_others(self) -> bool:
-        """Whether this task still trains, so that the ps must keep running."""
+        """Whether this task has not finished training, so that it still needs the ps."""
         return self.role.trains and not (self.is_done or self.is_gone or self.observed.script.completion)
 
     @property
@@ -106,8 +108,8 @@ class TaskRecord:
     def is_hidden_from_slurm(self) -> bool:
         """Whether Slurm may not notice the end of this task.
 
-        This is so if the task or its agent is suspended, or if its host or its slurmstepd is lost. If an agent, its
-        guard or a sidecar is killed, its connection breaks, and Slurm notices the end of the script.
+        This is so if its agent or its plain srun script is suspended, or if its host or its slurmstepd is lost. It is
+        not so if an agent, its guard or a sidecar is killed: the connection breaks, and Slurm notices the script's end.
         """
         if self.is_gone and self.is_connected and self.observed.state != "terminated":
             return True
@@ -186,7 +188,7 @@ EVENT_KINDS = {
     "joined": EventKind("The chief trains with a worker that has joined the running job.", True, True),
     "leaving": EventKind("A worker that has joined is asked to leave, by its Slurm job or a person.", True, True),
     "dismissed": EventKind("A worker that has joined must end.", True, True),
-    "lost": EventKind("The agent is lost, and with it the task.", True, True),
+    "lost": EventKind("The task counts as lost: its agent ended, is silent or sent an invalid message.", True, True),
     "terminated": EventKind("The agent has terminated its child process, and exits."),
     # of the job
     "staging": EventKind("The environment is copied to the nodes' local disks (--stage-env).", True, True),
@@ -196,7 +198,7 @@ EVENT_KINDS = {
     "stopping": EventKind("A stop was requested, and the scripts have the grace period to save.", True, True),
     "shards": EventKind("All data shards of a name are done."),
     "grace_period_over": EventKind("The grace period is over.", True, True),
-    "attempt": EventKind("A task has failed, so another attempt follows.", True, True),
+    "attempt": EventKind("The attempt has failed, so another attempt follows.", True, True),
     "warning": EventKind("No task has started a TensorFlow server, computed for 60 s, or done anything.", True),
     "outcome": EventKind("The exit code of the job is known.", True, True),
     "terminating": EventKind("All tasks are asked to terminate."),
@@ -212,7 +214,8 @@ class Outcome:
         exit_code: The exit code of `tf4slurm run`.
         reason: The reason why the job ended, as a sentence.
         cause: The task that failed first. None if no single task is the cause.
-        tail: The last lines that the child of `cause` printed.
+        tail: The last lines that the child of `cause` printed. If `cause` is a ps that exited early, the lines are
+            those of the task that failed afterwards.
         has_timed_out: The cluster did not form in time.
         is_stop: A person, a time limit or preemption stopped the job.
     """
@@ -236,11 +239,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a task. It begins another attempt or ends the job.
+    """The failure of an attempt: a task failed or is lost, or training has stalled.
 
     Attributes:
-        outcome: The outcome if the failure ends the job.
-        at: Job time of the exit or loss, in seconds.
+        outcome: The outcome of the job if no other attempt follows.
+        at: Job time in seconds of the exit, the loss or the end of a timeout.
         record: The task whose last lines explain the failure.
     """
 
@@ -250,7 +253,7 @@ class Failure:
 
 
 class TaskEvent(NamedTuple):
-    """An event of a task. `kind` is a key of `EVENT_KINDS`."""
+    """An event of a task. `kind` is a key of `EVENT_KINDS`. `text` follows the name of the task in a sentence."""
 
     kind: str
     record: TaskRecord

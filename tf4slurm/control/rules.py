@@ -21,7 +21,10 @@ from tf4slurm.spec.job_spec import JobSpec
 
 
 class AfterExit(enum.Enum):
-    """What follows the exit of a child process."""
+    """What follows the exit of a child process.
+
+    FINISHED and GO_ON have the same effect: the task is done. Only GO_ON emits an event, "not_restarted".
+    """
 
     FINISHED = "it has finished"
     RESTART = "restarted in place"
@@ -43,7 +46,11 @@ AFTER_EXIT = {
     "data server":    (AfterExit.RESTART,  AfterExit.GO_ON,    AfterExit.RESTART,  AfterExit.FAILURE),
     "spare":          (AfterExit.NOTHING,  AfterExit.NOTHING,  AfterExit.NOTHING,  AfterExit.NOTHING),
 }  # fmt: skip
-"""What follows an exit during training, by `Role.name`. A spare has no child."""
+"""What follows an exit during training, by `Role.name`. A spare has no child.
+
+An evaluator's exit never fails the attempt, because no other task needs an evaluator. A data server runs until it is
+killed, so it is restarted even after an exit with code 0.
+"""
 
 
 def after_exit(
@@ -82,7 +89,10 @@ def after_exit(
 
 
 def exit_code_after(returncode: int, killed_by: KilledBy | None) -> int:
-    """Return the job's exit code for the failure of a child: 7 if tf4slurm killed it, else the child's own."""
+    """Return the job's exit code after a child has failed: 7 if tf4slurm killed it, else that of the child.
+
+    The exit code of a child that another process killed by signal n is 128 + n.
+    """
     return exit_code_of(returncode) if killed_by is None else EXIT_TASK_LOST
 
 
@@ -94,7 +104,8 @@ class Loss(NamedTuple):
 
     Attributes:
         why: The reason, without the name of the task.
-        is_orphan: The agent may have ended because it lost the launcher.
+        is_orphan: The agent may have ended because it lost the launcher. If the launcher was paused, this pause is
+            then the reason of the outcome, and no task is its cause. See `JobState.lose`.
     """
 
     why: str
@@ -102,7 +113,7 @@ class Loss(NamedTuple):
 
 
 def loss_of(record: TaskRecord, spec: JobSpec, now: float) -> Loss | None:
-    """Return why a task is lost: it had no connection, or sent no heartbeat, for too long. None if it is not lost.
+    """Return why a task is lost: it had no connection, or sent no message, for too long. None if it is not lost.
 
     A task is also lost when the exit of its agent is noticed; see `receiver.py`.
     """
@@ -110,7 +121,7 @@ def loss_of(record: TaskRecord, spec: JobSpec, now: float) -> Loss | None:
         return None
     if not record.is_connected and now - record.disconnected_at > spec.reconnect_seconds:
         return Loss("its connection broke and was not restored", is_orphan=True)
-    if now - record.last_heartbeat_at > spec.task_loss_seconds:
+    if now - record.last_message_at > spec.task_loss_seconds:
         return Loss(f"it sent no heartbeat for {spec.task_loss_seconds:g} s", is_orphan=False)
     return None
 
@@ -150,9 +161,16 @@ AFTER_LOSS = {
     "data server":    (_SPARE,     _FAIL,    _FAIL,     _END),
     "spare":          (_WITHOUT,   _FAIL,    _GO_ON,    _GO_ON),
 }  # fmt: skip
-"""What follows a loss, by `Role.name` and phase. Of each cell the first possible consequence applies.
+"""What follows a loss, by `Role.name` and phase. The first possible consequence of a cell applies.
 
-In each cell the job goes on if the lost task has finished, or if only evaluators are not done.
+Whatever the cell is, the job goes on if the lost task has finished, or if only evaluators are not done. No cell has
+STOP: only `after_script_end` returns it, for scripts that plain srun has started.
+
+The loss of an evaluator fails the attempt, although its exit does not: without an agent it cannot be restarted in
+place. In the next attempt a spare replaces it.
+
+The loss of a spare while addresses are checked fails the attempt, because the spare is in the cluster: another task
+would find its address unreachable.
 """
 
 _LOSS_PHASES = (Phase.RENDEZVOUS, Phase.CHECKING, Phase.TRAINING, Phase.STOPPING)
@@ -173,11 +191,11 @@ def after_loss(
     Args:
         role: The role of the lost task.
         phase: The phase of the job.
-        is_replaceable: There are enough spares for all lost tasks, and no earlier failure is held until a disconnected
-            task has reconnected.
+        is_replaceable: There is a spare for each lost task, and `JobState` holds no earlier failure. It holds a failure
+            until each disconnected task has reconnected or is lost. Then the attempt fails, whatever spares there are.
         accepts_workers: The chief's script can use another process in place of a worker.
-        owns_child: The agent has started the child; False for a sidecar beside a plain srun script. Then
-            `after_script_end` has the consequence.
+        owns_child: The agent has started the child. False for a sidecar beside a plain srun script: during training and
+            while scripts stop, the result is then that of `after_script_end`.
         is_done: The child has ended, and is not started again in this attempt.
         shared: See `after_exit`.
     """
@@ -199,7 +217,7 @@ def after_script_end(role: Role, phase: Phase, shared: DesiredState, returncode:
     consequence, because srun reports its exit code. A ps that exits with 0 has none either: training may be done.
 
     Args:
-        returncode: The exit code of the script: 0, 1 after an exception, or None if the script was killed.
+        returncode: The exit code of the script: 0, or 1 after an exception. None if the script was killed or is lost.
     """
     is_needed = role.name == "ps" and phase is Phase.TRAINING and not shared.is_training_over
     return AfterLoss.STOP if is_needed and returncode != 0 else AfterLoss.GO_ON
@@ -236,7 +254,11 @@ def first_failure(one: Failure | None, other: Failure) -> Failure:
 
 
 def outcome_after(failure: Failure, exited_early: TaskRecord | None) -> Outcome:
-    """Return the outcome if a failure ends the job. A ps that has exited early is the cause of later failures."""
+    """Return the outcome if a failure ends the job.
+
+    `exited_early` is the first ps that exited with 0 while other tasks needed it, if any. It is the cause of each later
+    failure.
+    """
     outcome = failure.outcome
     if exited_early is None or exited_early.task == outcome.cause:
         return outcome
@@ -248,7 +270,7 @@ def outcome_after(failure: Failure, exited_early: TaskRecord | None) -> Outcome:
 
 
 class Completion(enum.Enum):
-    """How far the tasks that the job waits for are done."""
+    """Which of the tasks that the job waits for are not done. See `Role.is_waited_for`."""
 
     NOT_DONE = "the job goes on"
     BOUNDED_WAIT = "only evaluators are not done: they have --finish-timeout"
@@ -256,7 +278,7 @@ class Completion(enum.Enum):
 
 
 def completion_of(records: Iterable[TaskRecord]) -> Completion:
-    """Return how far the tasks that the job waits for are done."""
+    """Return whether all tasks that the job waits for are done, or all but evaluators. `records` are the members."""
     not_done = [record for record in records if record.role.is_waited_for and not record.is_done]
     if not not_done:
         return Completion.DONE
@@ -280,7 +302,7 @@ AFTER_STOP = {
     Phase.TERMINATING: (AfterStop.NOTHING,   AfterStop.NOTHING),
     Phase.ENDED:       (AfterStop.NOTHING,   AfterStop.NOTHING),
 }  # fmt: skip
-"""What follows a stop request, by phase, with and without a grace period."""
+"""What follows a stop request, by phase: first with a grace period, then without one."""
 
 
 def is_stop_over(records: Iterable[TaskRecord]) -> bool:
@@ -297,10 +319,9 @@ def is_stop_over(records: Iterable[TaskRecord]) -> bool:
 
 
 def _has_saved(record: TaskRecord) -> bool:
-    """Return whether the stop need not wait for a task.
+    """Return whether the end of the grace period need not wait for a task: it has saved or exited, or will not save.
 
-    It does not wait for a script of plain srun that is lost or does not check for stop requests. The end of the step
-    ends such a script.
+    A script of plain srun will not save if it is lost or does not check for stop requests. It ends with the step.
     """
     script = record.observed.script
     checks_for_stop = record.owns_child or (script.handles_stop and not record.is_gone)

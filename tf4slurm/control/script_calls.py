@@ -51,7 +51,7 @@ class ScriptCalls:
             self._note_shards(self._shards.update(record.rank, script.shards))
 
     def on_end(self, record: TaskRecord) -> None:
-        """Handle the end of a child or its task: remove it from barriers, and lease its shards to others.
+        """Handle the end of a child or its agent: remove it from barriers, and lease its shards to other tasks.
 
         Under plain srun, also add a script that has failed to `failed_tasks`.
         """
@@ -64,7 +64,7 @@ class ScriptCalls:
             self.desired.change(failed_tasks=(*failed, record.name))
 
     def check(self, now: float) -> None:
-        """End the barriers at which a timeout has expired, or at which a task cannot arrive any more."""
+        """End the barriers at which a task's timeout has expired or an expected task has ended without arriving."""
         self._end_barriers(self._barriers.check(self._tasks.members, now))
 
     def note_end_of_training(self) -> None:
@@ -85,7 +85,11 @@ class ScriptCalls:
         self.apply(self.joined_workers.begin_attempt())
 
     def update_joined_workers(self, cluster: Cluster | None, attempt: int, now: float) -> bool:
-        """Update all joined workers. Return whether `cluster` lacks one that the chief's script accepts."""
+        """Update all joined workers. Return whether the launcher must form a new cluster with more of them.
+
+        That is so if `cluster` lacks a joined worker that the chief's script accepts, or has an old address of it. If
+        `cluster` is None, because the job stops, the result is False.
+        """
         chief = self._tasks.chief
         if chief is None or not self.joined_workers.has_changes:
             return False
@@ -104,7 +108,10 @@ class ScriptCalls:
             self._emit(*event)
 
     def _end_barriers(self, ends: Iterable[BarrierEnd], last: TaskRecord | None = None) -> None:
-        """End the calls of `barrier()` at these barriers. `last` is the task that has just arrived, if any."""
+        """Let the calls of `barrier()` at these barriers return or raise.
+
+        `last` is the task whose arrival has ended the barriers. None if a timeout or the end of a task has.
+        """
         for end in ends:
             for rank, token in end.tokens.items():
                 self.desired.release(rank, token, end.error)

@@ -35,7 +35,7 @@ class StepMetrics:
 
 
 def merge_metrics(entries: Sequence[StepMetrics]) -> StepMetrics:
-    """Return one entry that stands for these consecutive entries."""
+    """Merge consecutive entries into one, with the last, lowest and highest value of each metric."""
     if len(entries) == 1:
         return entries[0]
     metrics: dict[str, float | None] = {}
@@ -52,9 +52,9 @@ def merge_metrics(entries: Sequence[StepMetrics]) -> StepMetrics:
 
 
 def merge_to_limit(entries: Sequence[StepMetrics], max_values: int) -> list[StepMetrics]:
-    """Merge consecutive entries in groups of equal size, so that about `max_values` steps and metrics are left.
+    """Merge consecutive entries in groups of equal size. Return entries with about `max_values` steps and metrics.
 
-    More are left if entries of a group have different metrics. At least one entry is left.
+    They have more if entries of a group have different metrics. At least one entry is returned if there was one.
     """
     num_values = max((1 + len(entry.metrics) for entry in entries), default=1)
     size = max(1, -(-len(entries) // max(1, max_values // num_values)))
@@ -74,13 +74,14 @@ def _combine(
 
 
 class BoundedMetrics:
-    """The metrics of one task. Beyond `max_values` steps and metrics, pairs of neighbouring entries are merged.
+    """The metrics of one task. If there are more than `max_values` numbers, pairs of neighbouring entries are merged.
 
     After the first merging, new entries are merged in groups of two, after the second in groups of four, and so on.
 
     Attributes:
-        lines: The entries in the order of time. The next entry may be merged into the last one, except after `seal`.
-        num_mergings: How often all pairs were merged. Each merging changes all lines.
+        lines: The entries in the order of time, each a line of the file. A new entry may be merged into the last line,
+            except after `seal`.
+        num_mergings: How often all pairs were merged. Each time, all lines have changed.
     """
 
     def __init__(self, max_values: int) -> None:
@@ -92,7 +93,7 @@ class BoundedMetrics:
         self._is_open = False
 
     def add(self, entry: StepMetrics) -> None:
-        """Add an entry that follows the others."""
+        """Add an entry that is later than all earlier ones. Merge all pairs if there are too many numbers."""
         group_size = 2**self.num_mergings
         if self._is_open and self.lines[-1].calls + entry.calls <= group_size:
             self.lines[-1] = merge_metrics([self.lines[-1], entry])
@@ -106,10 +107,10 @@ class BoundedMetrics:
         self._is_open = self.lines[-1].calls < 2**self.num_mergings
 
     def seal(self) -> None:
-        """Let the next entry begin a new line."""
+        """Do not merge the next entry into the last line."""
         self._is_open = False
 
     @property
     def num_final(self) -> int:
-        """The number of lines that stay unchanged until all pairs are merged again."""
+        """The number of lines, from the first, that do not change until all pairs are merged again."""
         return len(self.lines) - self._is_open

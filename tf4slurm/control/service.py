@@ -65,17 +65,17 @@ _MAX_DETAIL_CHARACTERS = 900  # of an error, which gRPC sends as metadata
 
 
 def max_gap_seconds(spec: JobSpec) -> float:
-    """Return the `max_gap_seconds` of the job's clock.
+    """Return the longest time in seconds between two readings of the job's clock that does not count as a pause.
 
-    It is at least two ticks, because each tick reads the clock. If possible, it is at most half of `reconnect_seconds`,
-    so that tasks have the other half to reconnect after a pause.
+    It is at least two ticks, because each tick (a fifth of the heartbeat interval) reads the clock. If possible, it is
+    at most half of `JobSpec.reconnect_seconds`, so that tasks have the other half to reconnect after a pause.
     """
     interval = spec.heartbeat_interval_seconds
     return max(2 * interval / _TICKS_PER_INTERVAL, min(interval, spec.reconnect_seconds / 2))
 
 
 class ControlService:
-    """Serves one job until `close`. Call `publish` after a change of `state`.
+    """Serves one job until `close`. Call `publish` after a change of `state`, to send it to the tasks.
 
     Attributes:
         clock: The clock of the job time. All times in `state` are job times.
@@ -134,10 +134,10 @@ class ControlService:
         await self._ticker
 
     def publish(self) -> None:
-        """Send the desired states that have changed, and a new cluster. If the job has ended, end `wait_for_end`.
+        """Send the desired states that have changed, and a new cluster. At the end of the job, end `wait_for_end`, too.
 
-        Changes within 20 ms after the last sending are sent together at the end of this time, which takes less
-        processor time.
+        After each time that something is sent, nothing is sent for 20 ms. Later changes are sent together, which takes
+        less processor time.
         """
         if self.state.phase is Phase.ENDED:
             self._ended.set()
@@ -238,7 +238,7 @@ class ControlService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:_MAX_DETAIL_CHARACTERS])
 
     async def _receive(self, connection: _Connection, context: _Context) -> None:
-        """Read a task's messages until it has terminated or reconnected, or the call ends."""
+        """Handle the messages in this call until the task has terminated or made another call, or this call ends."""
         observed = ObservedState()
         while isinstance(payload := await context.read(), bytes):
             if self._connections.get(connection.rank) is not connection:
@@ -279,10 +279,13 @@ class _Connection:
         self._is_due.set()
 
     def request_heartbeat(self, recent_seconds: float = 0.0) -> None:
-        """Request a heartbeat, unless messages were sent and received in the last `recent_seconds`."""
+        """Request a heartbeat, unless the last message to the task and the last one from it are both recent.
+
+        A message is recent for `recent_seconds`.
+        """
         record = self._service.state.tasks.get(self.rank)
-        last_heartbeat_at = record.last_heartbeat_at if record is not None else 0.0
-        if min(self._sent_at, last_heartbeat_at) < self._service.clock.now() - recent_seconds:
+        last_message_at = record.last_message_at if record is not None else 0.0
+        if min(self._sent_at, last_message_at) < self._service.clock.now() - recent_seconds:
             self._is_heartbeat_due = True
             self._is_due.set()
 
@@ -291,7 +294,7 @@ class _Connection:
             self._handler.cancel()
 
     async def send(self) -> None:
-        """Send pending messages until the call ends. gRPC's flow control delays them if a task reads slowly."""
+        """Send a message whenever one is due, until the call ends. If the task reads slowly, gRPC delays messages."""
         try:
             while True:
                 await self._is_due.wait()
@@ -324,7 +327,7 @@ def _encode_desired_state(desired: DesiredState) -> bytes:
 
 
 class _TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without the job's token in their metadata, before gRPC reads a message."""
+    """Refuses each call that does not have the job's token in its metadata, before gRPC reads a message of the call."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
@@ -353,8 +356,8 @@ _REFUSE: _Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
     """Return the options of the gRPC server. They limit unauthenticated clients, and save time and bytes.
 
-    gRPC closes a connection whose TLS handshake takes too long, and one without an open call that is idle or too old. A
-    task's call lasts as long as its connection, so only connections without the token are closed.
+    With them gRPC closes a connection whose TLS handshake takes too long. It also closes an idle or too old connection
+    that has no open call. A task's call lasts as long as its connection, so a task's connection is never closed.
     """
     timeout_ms = round(1000 * handshake_seconds(num_tasks))
     pending = 1000 + 2 * num_tasks
@@ -378,9 +381,9 @@ def _server_options(num_tasks: int) -> Sequence[tuple[str, int]]:
 
 
 def _raise_file_limit(num_tasks: int) -> int:
-    """Raise the limit of open files if necessary. Return how many connections gRPC may accept.
+    """Raise this process's limit of open files if necessary. Return how many connections gRPC may accept.
 
-    gRPC must refuse others, so that this process can still open files.
+    gRPC must refuse further connections, so that this process can still open files.
     """
     connections, own = _UNAUTHENTICATED_CONNECTIONS + 2 * num_tasks, _OWN_FILES + 4 * num_tasks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

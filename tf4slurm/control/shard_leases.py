@@ -11,8 +11,10 @@ from tf4slurm.control.shard_position import ShardPosition
 
 MAX_CAPACITY = 1_000
 MAX_OPEN = 32_768
-"""Number of leased shards of one name from which on each consumer gets new shards only one at a time. This limits the
-size of the position, which must fit into a message."""
+"""While this many shards of one name are leased, a `DataShards` object gets a new shard only if it holds none.
+
+This limits the size of a `ShardPosition`, which must fit into a message. It does not hold for shards that were given
+back."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class ShardChanges:
     """The effects of changed requests.
 
     Attributes:
-        ranks: The ranks of the tasks whose `ShardLeases.grants_of` may have changed.
-        finished: The progress of each name whose shards are now all done.
+        ranks: The ranks of the tasks for which `ShardLeases.grants_of` may return something else now.
+        finished: The progress of the shards of each name whose shards are now all done.
     """
 
     ranks: frozenset[int] = frozenset()
@@ -71,12 +73,15 @@ class _Shards:
     """The shards of one name in the current attempt.
 
     Attributes:
-        next: The number of the next new shard. Those with smaller numbers are done, leased or in `returned`.
-        returned: A heap of the shards that were given back, or were not done at the start position.
+        next: The number of the next new shard. Shards with smaller numbers are done, leased or in `returned`.
+        returned: A heap of the numbers of shards that were given back, or were not done at the start position.
     """
 
     def __init__(self, request: ShardRequest, start: ShardPosition, before: _Shards | None) -> None:
-        """`before` has the same shards in the previous attempt, if any."""
+        """Create the shards for the first `request` of an attempt that has their name. `start` is where to begin.
+
+        `before` is this object of the previous attempt, so that repeated leases are counted. None if there was none.
+        """
         self.request = request
         self.total = request.size * request.epochs
         self.next = start.next
@@ -107,7 +112,7 @@ class _Shards:
         return ShardProgress(request.name, request.epochs, done, self.total, self.num_held, self.num_repeated)
 
     def find_error(self, request: ShardRequest) -> str:
-        """Return why this request contradicts the first request for these shards. Return "" if it does not."""
+        """Return why a request contradicts the first request for these shards. Return "" if it does not."""
         mine, theirs = self.request, request
         if (mine.size, mine.epochs, mine.fingerprint) == (theirs.size, theirs.epochs, theirs.fingerprint):
             return ""
@@ -177,8 +182,9 @@ class ShardLeases:
     def update(self, rank: int, requests: Sequence[ShardRequest]) -> ShardChanges:
         """Apply the current requests of a task.
 
-        Shards that a request lists as done are done. Shards are given back if their request has capacity 0, or is no
-        longer one of `requests`. Then free shards of these names are leased to all tasks that wait for them.
+        Shards that a request lists as done are done. A `DataShards` object gives its shards back if its request has
+        capacity 0, or is not in `requests` any more. Then the free shards of the changed names are leased to the tasks
+        that wait for them.
         """
         consumers = self._consumers.setdefault(rank, {})
         touched: dict[_Shards, None] = {}
@@ -196,11 +202,11 @@ class ShardLeases:
         return ShardChanges(frozenset(ranks | ({rank} if ended or changed else set())), finished)
 
     def release(self, rank: int) -> ShardChanges:
-        """Take back the shards that a task held when it ended, and lease them to tasks that wait."""
+        """Take back the shards that are leased to a task that has ended, and lease them to tasks that wait."""
         return self.update(rank, ())
 
     def clear(self) -> None:
-        """Forget which shards are done, because a new attempt begins. Those leased again count as repeated."""
+        """Forget which shards are done, because a new attempt begins. New leases of these shards count as repeated."""
         self._before.update(self._shards)
         self._shards.clear()
         self._consumers.clear()
@@ -251,7 +257,10 @@ class ShardLeases:
 
 
 def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
-    """Answer a changed `position_request`. If it is unchanged, drop the last answer, which may be large."""
+    """Answer a request with a new `position_request`. To any other request, remove the last answer, which may be large.
+
+    If the position is too large for a message, set the consumer's error instead.
+    """
     number = consumer.request.position_request
     if number == consumer.position_reply:
         consumer.position = None
@@ -264,10 +273,10 @@ def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
 
 
 def _lease(touched: Iterable[_Shards]) -> tuple[set[int], tuple[ShardProgress, ...]]:
-    """Lease free shards of the names in `touched`.
+    """Lease the free shards in `touched` to the tasks that wait for them.
 
     Returns:
-        The ranks whose grants may have changed, and the progress of each name whose shards are now all done.
+        The ranks of the tasks whose grants may have changed, and the progress of those shards that are now all done.
     """
     ranks: set[int] = set()
     finished = []

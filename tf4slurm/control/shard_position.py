@@ -43,14 +43,14 @@ class ShardPosition:
         return cls(fingerprint, next, tuple(runs))
 
     def is_valid(self, total: int) -> bool:
-        """Return whether this is a possible position in `total` shards. At most 1,000,000 may be not done."""
+        """Return whether this is a position in `total` shards. At most 1,000,000 before `next` may be not done."""
         is_positive = all(length >= (1 if index else 0) for index, length in enumerate(self.runs))
         num_open = sum(self.runs[1::2])
         return is_positive and sum(self.runs) <= self.next and 0 <= self.next <= total and num_open <= _MAX_OPEN
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that `runs` takes in a message."""
+        """The size in bytes of `runs` in a message, where it is JSON."""
         return sum(len(str(length)) + 1 for length in self.runs)
 
     def open(self) -> list[int]:

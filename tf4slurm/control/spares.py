@@ -22,17 +22,20 @@ class Replacement(NamedTuple):
 
 
 class NodeFailures:
-    """Counts failed attempts by node: each attempt for the node of the task that failed first."""
+    """Counts the failed attempts of each node. An attempt counts for the node of the task that failed first."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
 
     def note(self, members: Sequence[TaskRecord], cause: Task | None) -> None:
-        """Count a failed attempt. `cause` is the task that failed first."""
+        """Count a failed attempt. `cause` is the task that failed first. None counts for no node."""
         self._failures.update(record.node for record in members if record.task == cause)
 
     def excluded_nodes(self, members: Sequence[TaskRecord]) -> tuple[str, ...]:
-        """Return the nodes on which two or more attempts have failed. Empty if at most one node is left."""
+        """Return the nodes that spares on other nodes should replace: two or more attempts have failed on each.
+
+        Empty if all members that are not gone are on one node.
+        """
         if len({record.node for record in members if record.node and not record.is_gone}) <= 1:
             return ()
         return tuple(node for node, failures in self._failures.items() if failures >= _MAX_NODE_FAILURES)

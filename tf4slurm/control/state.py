@@ -72,13 +72,13 @@ class JobState:
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """The nodes on which two or more attempts have failed. Empty if at most one node is left."""
+        """The nodes that spares on other nodes should replace. See `NodeFailures.excluded_nodes`."""
         return self._node_failures.excluded_nodes(self.tasks.members)
 
     # The cluster
 
     def on_address(self, record: TaskRecord, address: Address) -> None:
-        """Handle the address of a task in this attempt. After the last one the cluster forms."""
+        """Handle the address of a task in this attempt. After the last task's address the cluster forms."""
         self.tasks.take_address(record, address, self.attempt)
         self.emit("registered", record, f"registered from {record.node} at {record.address}")
         self._form_cluster_if_registered()
@@ -109,7 +109,10 @@ class JobState:
             self._move_on(Phase.TRAINING, "every address is reachable; starting the child processes")
 
     def update_joined_workers(self) -> None:
-        """Update all joined workers. If the cluster lacks one that the chief's script accepts, make a new cluster."""
+        """Update the joined workers. If the cluster lacks one that the chief's script accepts, make a new cluster.
+
+        Do nothing except during training and while the scripts stop.
+        """
         if self.phase is Phase.STOPPING:
             self.scripts.update_joined_workers(None, self.attempt, self.now)
         elif self.phase is Phase.TRAINING and self.scripts.update_joined_workers(self.cluster, self.attempt, self.now):
@@ -166,19 +169,30 @@ class JobState:
             self._end_if_all_gone()
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
-        """Handle the exit of srun and of all agents. An earlier outcome, or a failure held by `_fail`, has priority."""
+        """Handle the exit of srun or, in a local job, of all agents. All tasks have ended with it.
+
+        `outcome` ends the job, unless the job has an outcome, `_fail` holds a failure, or a pause of the launcher
+        explains the exit.
+        """
         self.now = now
         if self._held_failure is not None:
             self._decide_failure(self._held_failure)
         elif outcome.exit_code == EXIT_TASK_LOST:
-            outcome = self.watches.pauses.outcome_of_loss(now) or outcome
+            outcome = self.watches.pauses.outcome_of_pause(now) or outcome
         self.decide(outcome)
         for record in self.tasks.members:
             self.mark_gone(record)
         self._end_if_all_gone()
 
     def lose(self, record: TaskRecord, why: str, *, is_orphan: bool = False) -> None:
-        """Handle the loss of a task. Idempotent. `is_orphan` means that its agent may have lost a paused launcher."""
+        """Handle the loss of a task. Idempotent.
+
+        Args:
+            record: The task.
+            why: The reason, without the name of the task.
+            is_orphan: The agent may have ended because it lost the launcher. If the launcher was paused, the outcome
+                then names this pause instead of the task.
+        """
         if record.is_gone:
             return
         at = record.lost_at(self.now, self.spec.task_loss_seconds)
@@ -186,7 +200,7 @@ class JobState:
         self.desired.note([record.rank])  # it must terminate if it is connected again
         self.emit("lost", record, f"is lost: {why}")
         outcome = rules.outcome_of_loss(record, why)
-        if is_orphan and (excuse := self.watches.pauses.outcome_of_loss(self.now)) is not None:
+        if is_orphan and (excuse := self.watches.pauses.outcome_of_pause(self.now)) is not None:
             outcome, at = excuse, max(at, self.watches.pauses.noted_at)
         consequence = rules.after_loss(
             record.role,
@@ -223,7 +237,7 @@ class JobState:
         self._end_if_all_gone()
 
     def _replace(self, *, only_lost: bool = False) -> None:
-        """Let spares take the place of lost tasks and, unless `only_lost`, of tasks on nodes that failed repeatedly."""
+        """Let spares replace lost tasks and, unless `only_lost`, tasks on `excluded_nodes`."""
         for record, spare in plan_replacements(self.tasks, self.excluded_nodes, only_lost=only_lost) or ():
             self.emit("replaced", spare, f"takes the place of {record}")
             self.tasks.exchange(record, spare)
@@ -275,12 +289,20 @@ class JobState:
     # Stop requests and time
 
     def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
-        """Stop the job because of `what`. During training, scripts have the grace period. Idempotent."""
+        """Stop the job after a signal. During training, the scripts first have the grace period. Idempotent.
+
+        Args:
+            number: The signal. The exit code of the job is 128 + its number.
+            what: What happened, as a clause such as "worker/0 received SIGTERM".
+        """
         self.now = now
         self._request_stop(Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True), what)
 
     def _stop_after_loss(self, record: TaskRecord, why: str) -> None:
-        """Stop the scripts of plain srun after the end or the loss of a ps, if `JobSpec.cancels_step` is set."""
+        """Stop the scripts of plain srun after the end or the loss of a ps, the task of `record`.
+
+        Do nothing unless `JobSpec.cancels_step` is set.
+        """
         if self.spec.cancels_step:
             what = f"{record} {why}, and with it the variables there"
             self._request_stop(Outcome(EXIT_TASK_LOST, f"{what}.", record.task), what)
@@ -307,7 +329,7 @@ class JobState:
             self.decide(self._stop)
 
     def on_tick(self, now: float) -> None:
-        """Check heartbeats and deadlines. Call this several times per heartbeat interval."""
+        """Check heartbeats and deadlines at the job time `now`. Call this several times per heartbeat interval."""
         self.now = now
         lost = [(record, loss) for record in self.tasks if (loss := rules.loss_of(record, self.spec, now)) is not None]
         for record, loss in lost:
@@ -384,12 +406,12 @@ class JobState:
             self._end_if_all_gone()
 
     def on_last_lines(self, record: TaskRecord) -> None:
-        """Handle the last lines of a child, which arrive after its exit and may explain the outcome."""
+        """Add the last lines of a child to a known outcome if they explain it. They arrive after the child's exit."""
         if self.outcome is not None and record is self._explained_by:
             self.outcome = dataclasses.replace(self.outcome, tail=record.observed.tail)
 
     def _end_if_all_gone(self) -> None:
-        """End the job if no task is left. Only this and the deadline of TERMINATING lead to ENDED."""
+        """End the job if all tasks are gone. The phase ENDED has one other cause: the deadline of TERMINATING."""
         if self.outcome is None:
             is_over = self.phase in (Phase.TRAINING, Phase.STOPPING) and not self.tasks.has_active
             if is_over and self._stop is None and self._held_failure is not None:
@@ -402,7 +424,7 @@ class JobState:
             self._phase_deadline = min(self._phase_deadline, self.now + self.spec.kill_wait_seconds + _JOINED_SECONDS)
 
     def mark_gone(self, record: TaskRecord) -> None:
-        """Note that a task has terminated or is lost."""
+        """Record that a task has terminated or is lost."""
         self.tasks.mark_gone(record, self.now)
         self.scripts.joined_workers.remove(record.rank)
         self.scripts.on_end(record)

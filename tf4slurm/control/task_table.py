@@ -70,7 +70,7 @@ class TaskTable:
 
     @property
     def lost_members(self) -> list[TaskRecord]:
-        """The members that are lost or have terminated, without those that a spare has replaced."""
+        """The members that are lost or have terminated, without spares. A task that a spare replaced is a spare now."""
         return [record for record in self.members if record.is_gone and not record.role.is_spare]
 
     @property
@@ -79,12 +79,12 @@ class TaskTable:
 
     @property
     def workers_error(self) -> str:
-        """The reason why no worker can join. Empty if one can, or if the chief's script has reported no reason."""
+        """The reason that the chief's script has reported why no worker can join. Empty if it has reported none."""
         chief = self.chief
         return "" if chief is None else chief.observed.script.workers_error
 
     def variable_bytes(self, record: TaskRecord) -> int | None:
-        """Return the bytes of the variables on a ps. Return None if the chief's script has not reported them."""
+        """Return the bytes of the variables on a ps. None if the chief has not reported them, or for another task."""
         chief = self.chief
         task = record.task
         known = () if chief is None or task.task_type != "ps" else chief.observed.script.ps_bytes
@@ -112,12 +112,12 @@ class TaskTable:
 
     @property
     def are_all_registered(self) -> bool:
-        """Whether each member that the cluster needs has sent its address in this attempt."""
+        """Whether each member has sent its address in this attempt. Those of `form_without` do not count."""
         return not self._unregistered
 
     @property
     def are_all_ready(self) -> bool:
-        """Whether the reachability check of each member that the cluster needs has succeeded."""
+        """Whether the reachability check of each member has succeeded. Those of `form_without` do not count."""
         return not self._not_ready
 
     @property
@@ -126,26 +126,27 @@ class TaskTable:
         return any(r.has_registered and not (r.is_gone or r.is_connected) for r in self.members)
 
     def in_order(self, *, with_left: bool = True) -> list[TaskRecord]:
-        """Return all tasks in their order at the job's start. A spare has the position of the task that it replaced.
+        """Return all tasks: the members, the joined workers that have left, and the present joined workers.
 
-        Joined workers follow. With `with_left`, the latest 20 that have left come before the others.
+        The members are in their order at the job's start. A spare has the position of the task that it replaced. Of the
+        joined workers that have left, only the latest 20 are returned, and none if `with_left` is False.
         """
         records = {record.task: record for record in self.members}
         left = self.left if with_left else ()
         return [*(records[task] for task in self._order), *left, *self._joined_workers.values()]
 
     def count(self, *states: str) -> int:
-        """Return the number of registered members in one of `states`."""
+        """Return the number of registered members whose `ObservedState.state` is one of `states`."""
         return sum(record.has_registered and record.observed.state in states for record in self.members)
 
     def describe_phase(self, phase: Phase, now: float) -> str:
-        """Return the name of the phase. Until a task reports a step, "training" is "importing" or "running"."""
+        """Return the phase as users see it. Until a task reports a step, "training" is "importing" or "running"."""
         if phase is not Phase.TRAINING or any(record.observed.script.step is not None for record in self):
             return phase.value
         return "importing" if any(record.is_importing(now) for record in self) else "running"
 
     def find_unstarted(self) -> list[TaskRecord]:
-        """Return the present members that have a child, but were not asked to start it in this attempt."""
+        """Return the members that are not gone, are no spares and were not asked to start a child in this attempt."""
         return [r for r in self.present_members if not (r.role.is_spare or r.desired_start_count)]
 
     def to_cluster(self) -> Cluster:
@@ -166,8 +167,8 @@ class TaskTable:
         return record
 
     def register(self, record: TaskRecord, registration: Registration, now: float) -> None:
-        """Note the first registration of a task."""
-        record.incarnation, record.node, record.last_heartbeat_at = registration.incarnation, registration.node, now
+        """Record the first registration of a task."""
+        record.incarnation, record.node, record.last_message_at = registration.incarnation, registration.node, now
         self._active.add(record.rank)
 
     def take_address(self, record: TaskRecord, address: Address, attempt: int) -> None:
@@ -178,7 +179,7 @@ class TaskTable:
         self._not_ready.discard(record.rank)
 
     def mark_gone(self, record: TaskRecord, now: float) -> None:
-        """Note that a task has terminated or is lost. A joined worker leaves the table."""
+        """Record that a task has terminated or is lost. A joined worker leaves the table."""
         record.is_gone = True
         self._active.discard(record.rank)
         if record.has_registered and record.ended_at is None:
@@ -187,13 +188,16 @@ class TaskTable:
             self.left.append(record)
 
     def mark_exited_as_done(self) -> None:
-        """Mark each exited child as done, unless its restart is already requested. No other restart follows."""
+        """Mark each task whose child has exited as done, unless a restart of the child was already requested.
+
+        Call this when the scripts must save and stop: from then on no restart is requested.
+        """
         for record in self:
             if record.observed.state == "exited" and record.observed.start_count >= record.desired_start_count:
                 record.is_done = True
 
     def begin_attempt(self, attempt: int) -> None:
-        """Reset the tasks that have registered. The members among them must send and check addresses again."""
+        """Reset the tasks that have registered and are not gone. The members must send and check addresses again."""
         for rank in self._active:
             self[rank].begin_attempt(attempt)
         self._unregistered = {record.rank for record in self.members} & self._active
@@ -208,12 +212,15 @@ class TaskTable:
         self._order = tuple(tasks)
 
     def form_without(self, record: TaskRecord) -> None:
-        """Let the cluster form without a lost task, which is a spare or is replaced by one."""
+        """Let the cluster form without the address and the check of a lost task.
+
+        The task is a spare, or a spare replaces it.
+        """
         self._unregistered.discard(record.rank)
         self._not_ready.discard(record.rank)
 
     def exchange(self, record: TaskRecord, spare: TaskRecord) -> None:
-        """Exchange the roles of a task and the spare that replaces it."""
+        """Let a spare replace a task: each gets the task type, index and role of the other."""
         if record.is_gone:
             self.form_without(record)
         record.task, record.role, spare.task, spare.role = spare.task, spare.role, record.task, record.role

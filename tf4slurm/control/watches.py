@@ -29,21 +29,21 @@ class StepWatch:
         self._last_step_at = now
 
     def reset(self) -> None:
-        """Let the stall timeout begin at the next step."""
+        """Start no stall timeout before the next step is reported."""
         self._last_step_at = _NEVER
 
     def find_stall(self, members: Sequence[TaskRecord], now: float) -> TaskRecord | None:
         """Return the task with the highest step if training has stalled, else None. Each stall is returned once.
 
-        Steps arrive with heartbeats. The result is therefore None until the last heartbeat of each task that reports
-        steps is at most half a heartbeat interval older than the end of the timeout.
+        Steps are sent with heartbeats, so a new step may arrive late. The result is None until each task that reports
+        steps has sent a message later than half a heartbeat interval before the end of the stall timeout.
         """
         seconds = self._spec.stall_timeout_seconds
         if seconds is None or now - self._last_step_at <= seconds:
             return None
         asked_at = self._last_step_at + seconds - self._spec.heartbeat_interval_seconds / 2
         reporting = (r for r in members if r.observed.script.step is not None and not r.is_gone)
-        if not all(record.last_heartbeat_at > asked_at for record in reporting):
+        if not all(record.last_message_at > asked_at for record in reporting):
             return None
         self.reset()
         return max(members, key=lambda record: record.observed.script.step or 0)
@@ -61,7 +61,7 @@ class ServerWatch:
         self._has_server = True
 
     def note_start(self, now: float) -> None:
-        """Note that the children of an attempt start. The limits of `has_failed` and `is_late` begin."""
+        """Record that the children of an attempt start. The time limits of `has_failed` and `is_late` begin `now`."""
         self._started_at = now
 
     def lacks_servers(self, members: Sequence[TaskRecord]) -> bool:
@@ -73,7 +73,7 @@ class ServerWatch:
         return not self._has_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
     def has_failed(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Return whether `lacks_servers` is true at the end of the start timeout, although servers are required."""
+        """Return whether servers are required and `lacks_servers` is still true after the start timeout."""
         is_over = now - self._started_at >= self._spec.start_timeout_seconds
         return self._spec.require_servers and is_over and self.lacks_servers(members)
 
@@ -111,8 +111,9 @@ class IdleWatch:
     def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
         """Return a warning if the tasks of a job with ps run but do nothing, else None.
 
-        All tasks in the cluster spec run, none has reported a step in this attempt, and for 60 s they have used at most
-        2 % of a core each, on average. The warning is repeated only after a task has started, ended or computed.
+        They do nothing if all tasks in the cluster spec run, none has reported a step in this attempt, and each has
+        used at most 2 % of a core for 60 s, on average over the tasks. The warning is repeated only after a task has
+        started, ended or computed.
         """
         tasks = [record for record in records if record.role.is_in_cluster]
         states = [record.observed for record in tasks]
@@ -135,7 +136,10 @@ class IdleWatch:
 
 
 def _describe_idleness(task_types: set[str]) -> str | None:
-    """Return a warning that names the chief as the probable cause. Return None if the job has no ps."""
+    """Return a warning that no task computes, and that the script may wait for a chief or for no chief.
+
+    Return None if `task_types`, those of the cluster spec, have no "ps".
+    """
     seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
     if "ps" not in task_types:
         return None
@@ -151,7 +155,7 @@ class PauseWatch:
     """Remembers the latest pause of the launcher that was long enough for agents to count the launcher as lost.
 
     Attributes:
-        noted_at: The job time after that pause. The pause can be the cause only of later losses.
+        noted_at: The job time at the end of that pause. Only a later loss can be its consequence.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -161,7 +165,7 @@ class PauseWatch:
         self._excuses_until = 0.0
 
     def note(self, seconds: float, now: float) -> None:
-        """Note that the launcher did not run for `seconds`."""
+        """Remember a pause of `seconds` that ended at `now`, unless it was too short to end agents."""
         limit = self._spec.launcher_loss_seconds
         if seconds + self._spec.heartbeat_interval_seconds > limit:  # agents count from the last message
             reason = f"The launcher was paused for {seconds:.0f} s (Ctrl-Z, SIGSTOP or a suspended host). Agents end "
@@ -170,10 +174,10 @@ class PauseWatch:
             self.noted_at = now
             self._excuses_until = now + self._spec.termination_seconds
 
-    def outcome_of_loss(self, now: float) -> Outcome | None:
-        """Return the outcome if a pause explains a loss, else None. The outcome has no task as its cause.
+    def outcome_of_pause(self, now: float) -> Outcome | None:
+        """Return the outcome of a job that ends because of the pause. None if the pause cannot explain a loss at `now`.
 
-        A pause explains losses until `JobSpec.termination_seconds` after its end.
+        A pause explains losses until `JobSpec.termination_seconds` after its end. The outcome has no task as its cause.
         """
         return self._outcome if now < self._excuses_until else None
 
@@ -181,8 +185,8 @@ class PauseWatch:
 def describe_no_work(members: Sequence[TaskRecord]) -> str | None:
     """Return a warning if the children have done nothing, else None.
 
-    This is so if at least one has ended, each that has ended exited with 0 within 1 s and printed nothing, and no child
-    had a server, was restarted or reported anything.
+    They have done nothing if at least one has ended, each that has ended exited with 0 within 1 s and printed nothing,
+    and no child had a server, was restarted or reported anything.
     """
     ended = [record for record in members if record.observed.returncode is not None]
     if not ended or any(map(_has_worked, members)) or not all(map(_ended_at_once, ended)):
@@ -205,12 +209,12 @@ def _ended_at_once(record: TaskRecord) -> bool:
 
 @dataclass
 class Findings:
-    """The result of a check.
+    """What a check of `Watches` has found.
 
     Attributes:
-        outcome: The outcome, if the job must end.
-        failure: The failure of the attempt, if training has stalled.
-        warnings: New warnings.
+        outcome: The outcome of the job if the job must end, else None.
+        failure: The failure of the attempt if training has stalled, else None.
+        warnings: New warnings, as sentences.
     """
 
     outcome: Outcome | None = None
@@ -219,7 +223,7 @@ class Findings:
 
 
 class Watches:
-    """All watches over one job, and their current warnings."""
+    """All checks that one job trains, such as `StepWatch` and `describe_no_work`, and the current warnings."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.steps, self.servers, self.pauses = StepWatch(spec), ServerWatch(spec), PauseWatch(spec)
@@ -232,12 +236,15 @@ class Watches:
         return tuple(self._warnings.values())
 
     def note_server(self) -> None:
-        """Note that a TensorFlow server has answered."""
+        """Record that a TensorFlow server has answered. A warning of missing servers ends."""
         self.servers.note_server()
         self._warnings.pop("servers", None)
 
     def check(self, members: Sequence[TaskRecord], now: float, *, is_training: bool) -> Findings:
-        """Check for new steps, servers and computing. Call this in each tick."""
+        """Look for a stall of training, missing servers and idle tasks. Call this in each tick of the control service.
+
+        Without `is_training` (the phase TRAINING), neither a stall nor missing servers are reported.
+        """
         found = Findings()
         furthest = self.steps.find_stall(members, now)
         if furthest is not None and is_training:
@@ -260,7 +267,7 @@ class Watches:
         return found
 
     def check_at_completion(self, members: Sequence[TaskRecord]) -> Findings:
-        """Check whether a job that completes has started TensorFlow servers."""
+        """Look for missing servers when the job would end with success. The outcome is set if servers are required."""
         found = Findings()
         if self.servers.lacks_servers(members):
             text = self.servers.describe(members)
@@ -273,7 +280,7 @@ class Watches:
         return found
 
     def check_at_end(self, members: Sequence[TaskRecord]) -> Findings:
-        """Check whether the tasks of a job that has ended have done anything, unless one has failed."""
+        """After the end of the job, warn if its tasks have done nothing. If a task has failed, do not warn."""
         found = Findings()
         text = None if any(record.has_failed for record in members) else describe_no_work(members)
         if text is not None:

@@ -217,7 +217,7 @@ def describe_task(
         killed_by=observed.killed_by,
         detail=observed.detail,
         is_gone=record.is_gone,
-        heartbeat_age_seconds=round(now - record.last_heartbeat_at, 1) if record.has_registered else None,
+        heartbeat_age_seconds=round(now - record.last_message_at, 1) if record.has_registered else None,
         started_seconds=since_start(record.started_at),
         ended_seconds=since_start(record.ended_at),
         step=script.step,
