@@ -48,7 +48,7 @@ _GROUPS = {
         "completion": ("main.completion", "Print the completion script of a shell."),
     },
 }
-"""The verbs by group of the help text. Each has its module and function in `tf4slurm.cli`, and its line of help."""
+"""The verbs by group of the help text. Each has "MODULE.FUNCTION" in `tf4slurm.cli`, and its line in the help text."""
 
 _VERBS = {verb: place for verbs in _GROUPS.values() for verb, place in verbs.items()}
 _EXAMPLES = (

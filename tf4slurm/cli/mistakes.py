@@ -36,7 +36,7 @@ _VERBS = {
     "check": "tf4slurm doctor",
     "settings": "tf4slurm config show",
 }
-"""The commands to suggest for names that are commands in other programs."""
+"""What to suggest for a command name that only other programs have, such as "srun"."""
 
 _OPTIONS = {
     "--num-gpus": "--gpus-per-worker",
@@ -57,11 +57,11 @@ _OPTIONS = {
     "--depend": "--dependency",
     "-f": "--follow",
 }
-"""The options to suggest for names that are options in other programs."""
+"""The option to suggest for an option name that only other programs have."""
 
 
 def explain(error: click.UsageError) -> OptionError:
-    """Return the error that tf4slurm shows for a usage error of click, with a hint and the command's --help."""
+    """Convert a usage error of click into the error that tf4slurm prints. Add a hint, and a reference to --help."""
     context = error.ctx
     name = ""
     text = error.format_message()
@@ -126,7 +126,10 @@ def _of(context: click.Context | None) -> str:
 
 
 def _find_option(name: str, context: click.Context | None) -> str:
-    """Return a hint for an unknown option: the verbs that have it, or similar options."""
+    """Return a hint for an unknown option `name`, or "" without one.
+
+    The hint names other verbs that have this option, or else similar options of the verb in `context`.
+    """
     if context is None:
         return ""
     known = _options_of(context.command)

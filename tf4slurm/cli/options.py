@@ -94,8 +94,9 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_options(cls: type, environ: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a job from the command line, and for other options from settings files and variables.
+    """Return the given options of a command line, completed from settings, as values for the fields of a job.
 
+    Settings come from settings files and variables (`read_settings`). A given option overrides its setting.
     The paths of settings files that set an option are printed to standard error.
 
     Args:

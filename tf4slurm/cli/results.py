@@ -43,7 +43,11 @@ def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
 
 
 def _find_words(context: click.Context, parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """Return the completions of `start`: ids and names of jobs, and tasks of the job that the first word names."""
+    """Return the completions of an argument of `logs` that begins with `start`.
+
+    The first argument can be the id or name of a job, or a task of the latest job. Later ones are tasks of the same
+    job.
+    """
     words = context.params.get("words") or ()
     try:
         job, _ = _split(words)
@@ -165,9 +169,10 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
 
 
 def _find_event_files(run: RunDirectory) -> Path:
-    """Return the deepest directory that contains all event files of the job that a search of 10 s finds.
+    """Return the deepest directory that contains all TensorBoard event files of the job that a search of 10 s finds.
 
-    The run directory is searched first, and the directory that the job was started in only if it has none.
+    The run directory is searched first, and the directory that the job was started in only if it has none. Files older
+    than the job are ignored.
 
     Raises:
         RunDirectoryError: No event files were found.

@@ -106,9 +106,9 @@ def note(text: str) -> None:
 
 
 def paint(text: str, colour: str) -> str:
-    """Return text in bold and a colour for standard output.
+    """Return text in bold and in a colour of click, such as "red", for standard output.
 
-    It is returned unchanged if standard output is no terminal or NO_COLOR is set (https://no-color.org).
+    The text is returned unchanged if standard output is no terminal or NO_COLOR is set (https://no-color.org).
     """
     is_plain = click.get_current_context().obj.get("NO_COLOR") or not sys.stdout.isatty()
     return text if is_plain else click.style(text, fg=colour, bold=True)

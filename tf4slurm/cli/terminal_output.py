@@ -26,7 +26,10 @@ class PlainOutput(TerminalOutput):
     """
 
     def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
-        """Create it. If `output` is None, neither the tasks' output nor the summary of a successful job is printed."""
+        """Prepare the output for a job of `num_tasks` tasks.
+
+        If `output` is None, neither the tasks' output nor the summary of a successful job is printed.
+        """
         self._num_tasks = num_tasks
         self._output = output
         self._notes = notes
@@ -57,7 +60,7 @@ class PlainOutput(TerminalOutput):
 
 
 class LiveOutput(PlainOutput):
-    """Prints the lines of `PlainOutput` above a last line that is updated: the job's phase and duration.
+    """Prints what `PlainOutput` prints, and below it a line with the job's phase and duration, which it updates.
 
     A thread of rich draws the last line, so that a paused terminal (Ctrl-S) does not block the launcher.
     """
@@ -96,7 +99,10 @@ class LiveOutput(PlainOutput):
         return self._spinner
 
     def _describe(self, state: JobState | None) -> str:
-        """Return the job's phase and how many tasks have completed it, such as "importing 3/4"."""
+        """Return the job's phase and how many tasks have completed it, such as "importing 3/4".
+
+        `state` is None before the first event.
+        """
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
         now = time.monotonic()
@@ -115,7 +121,7 @@ class LiveOutput(PlainOutput):
 
 
 class _ConsoleStream:
-    """A stream that prints above the line that is updated."""
+    """A stream whose text rich prints above the last line, which `LiveOutput` updates."""
 
     def __init__(self, console: Any) -> None:
         self._console = console

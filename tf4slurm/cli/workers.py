@@ -51,7 +51,7 @@ def grow(
 def shrink(job: KnownJob, workers: int) -> None:
     """Remove workers that "tf4slurm grow" added: pending ones first, then the newest.
 
-    Their Slurm jobs are cancelled. A worker that trains first finishes the function that it computes, for at most 20 s.
+    Their Slurm jobs are cancelled. A worker that computes a function finishes it first, if that takes at most 20 s.
     """
     for job_id in api.shrink(job, workers):
         click.echo(job_id)

@@ -29,10 +29,11 @@ def describe_environment(
 
     Args:
         environ: This process's environment variables.
-        interface: The network whose address a task uses, as for `task_address`.
+        interface: The network interface whose address a task uses, such as "ib0", in a form of `interface_address`.
+            None for the interface on the route to the launcher.
         task_types: Task type of each rank of the step, such as ["ps", "worker"]. If TF_CONFIG is not set, it is
             computed from `task_types` and `ports`.
-        ports: Ports that the tasks may use. Empty for those that Slurm reserves.
+        ports: Ports that the tasks may use. If empty, they use the ports that Slurm reserves.
 
     Returns:
         A dictionary with the keys "where", "step", "nodes_by_rank", "address", "interfaces", "tf_config" and

@@ -51,10 +51,10 @@ def warn_unless(is_ok: bool, topic: str, text: str, *, problem: str, advice: str
 
 
 def merge_nodes(by_node: Mapping[str, Iterable[Finding]]) -> list[Finding]:
-    """Merge findings of several nodes that are equal except for `detail` into one finding.
+    """Merge findings of different nodes into one finding if they are equal except for `detail`.
 
-    Its `detail` has the details of all its nodes. Its `nodes` are empty if all nodes have the finding. Findings of the
-    same topic follow each other in the result.
+    The `detail` of the merged finding has the details of all its nodes. Its `nodes` are empty if all nodes of `by_node`
+    have it. Findings of the same topic follow each other in the result.
     """
     details: defaultdict[Finding, dict[str, str]] = defaultdict(dict)  # by node
     for node, findings in by_node.items():
@@ -90,7 +90,10 @@ def format_findings(findings: Iterable[Finding], colour: Callable[[Level, str], 
 
 
 def summarize(findings: Sequence[Finding], next_step: str) -> str:
-    """Return the last line for a terminal: the numbers of failures and warnings, and what to do next."""
+    """Return the last line of the terminal output: the numbers of failures and warnings, and what to do next.
+
+    Without failures, what to do next is the text `next_step`.
+    """
     warnings = _count(findings, "warn", "warning")
     if exit_code_of_findings(findings):
         return f"{_count(findings, 'fail', 'failure')}, {warnings}. To ask for help: tf4slurm doctor --report"
@@ -98,7 +101,7 @@ def summarize(findings: Sequence[Finding], next_step: str) -> str:
 
 
 def format_report(findings: Iterable[Finding]) -> str:
-    """Return the text of `tf4slurm doctor --report`: versions and findings, after `hide_user`."""
+    """Return the text that `tf4slurm doctor --report` prints: versions and findings, without the user's name."""
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
     head = [f"tf4slurm {__version__}, Python {platform.python_version()}, {system}", time.strftime("%Y-%m-%d %H:%M")]
     return hide_user("\n".join([*head, "", *format_findings(findings, lambda _, text: text)]))

@@ -86,9 +86,9 @@ def check_directory(runs_directory: Path, probe_name: str) -> tuple[Finding, flo
 
 
 def check_shared(runs_directory: Path, probe_name: str) -> Finding:
-    """Check that this node shares `runs_directory` with the launcher's host.
+    """Check that this node sees a test file which the launcher's host has written into `runs_directory`.
 
-    The test file `probe_name` of the launcher's host must appear in the directory within 5 s.
+    The file has the path that `probe_path` returns for `probe_name`. It must appear within 5 s.
     """
     deadline = time.monotonic() + _VISIBLE_SECONDS
     while not (is_visible := probe_path(runs_directory, probe_name).exists()) and time.monotonic() < deadline:
@@ -100,7 +100,10 @@ def check_shared(runs_directory: Path, probe_name: str) -> Finding:
 
 
 def check_clocks(skew_by_node: Mapping[str, float]) -> Finding:
-    """Check that the clocks of the nodes agree within 2 s. `skew_by_node` has results of `probe_file` in seconds."""
+    """Check that the clocks of the nodes agree within 2 s.
+
+    `skew_by_node` has the clock skew in seconds that `probe_file` has yielded on each node.
+    """
     first, last = min(skew_by_node, key=skew_by_node.__getitem__), max(skew_by_node, key=skew_by_node.__getitem__)
     spread = skew_by_node[last] - skew_by_node[first]
     if spread <= _LARGE_SKEW_SECONDS:
@@ -122,8 +125,8 @@ def probe_file(path: Path) -> Iterator[float]:
     """Write a test file of 64 KB, and remove it after the block.
 
     Yields:
-        The clock skew in seconds: how far the file's modification time is outside of the time in which this host wrote
-        the file. It is 0 for a time within, and positive if the file server's clock is ahead of this host's.
+        The clock skew in seconds: the distance of the file's modification time from the interval in which this host
+        wrote the file. It is 0 inside of the interval, and positive if the file server's clock is ahead of this host's.
 
     Raises:
         OSError: The file cannot be written.
@@ -195,7 +198,10 @@ def _check_open_files() -> Finding:
 
 
 def _check_ports(candidates: Sequence[int]) -> Finding:
-    """Check that one of the first 64 candidates is a free port, or without candidates, that any port can be bound."""
+    """Check that at least one port of `candidates` is free on this host. Only the first 64 are tried.
+
+    Without candidates, check that any port can be bound.
+    """
     tried = candidates[:_MAX_PORTS]
     try:
         num_free = sum(map(_is_free, tried or (0,)))

@@ -51,8 +51,9 @@ class NodeTask:
     """What each node needs to check itself: options of a job, and facts about the launcher's host.
 
     Attributes:
-        name: Unique part of the names of test files in `runs_directory`.
-        secret: The secret of the reachability checks.
+        name: Unique part of the names of the test files that the nodes and the launcher's host write into
+            `runs_directory`.
+        secret: The secret with which hosts prove their identity in reachability checks.
         is_quick: Whether to skip the checks that start TensorFlow and pip.
         has_probe: Whether the launcher's host has written a test file, which the node must find.
         credential: MUNGE credential of the launcher's host, which the node must be able to decode. None if MUNGE does
@@ -77,8 +78,8 @@ class Peer:
     Attributes:
         rank: Rank in the step. For the launcher's host, which has no rank, it is the number of nodes.
         port: The port on which the host answers, at all its addresses.
-        addresses: Name of the interface of each address of the host.
-        own_address: The address that a task on the host would use, or None if there is none.
+        addresses: The name of the interface by address. The names are empty for the launcher's host.
+        own_address: The address that a task on the host would use. None if there is none, and for the launcher's host.
     """
 
     rank: int
@@ -145,7 +146,11 @@ async def check_nodes(
 async def _ask_nodes(
     num_nodes: int, own_name: str, environ: Mapping[str, str], task: NodeTask, on_progress: Callable[[str], None]
 ) -> tuple[list[Any], list[Finding]]:
-    """Return the answers of the nodes to `task`, and the findings about missing and unreachable nodes."""
+    """Let all nodes check themselves, then check that they reach each other and the launcher's host.
+
+    Return the nodes' answers to the first question (`_check_node` makes them), and the findings about missing and
+    unreachable nodes. `own_name` is the name of the launcher's host.
+    """
     async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
         launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
         on_progress(f"checking {num_nodes} nodes")
@@ -168,12 +173,12 @@ def check_reach(
 ) -> list[Finding]:
     """Return a finding for each address that a node cannot reach, or one "ok" finding if there is no such address.
 
-    For the launcher's host one reachable address suffices, because agents try its addresses one by one.
+    The launcher's host gets a finding only if a node reaches none of its addresses, because agents try all of them.
 
     Args:
         peers: The nodes.
         launcher: The launcher's host.
-        faults: By the rank of the node that checked: (rank, address, reason) of each host's address it cannot reach.
+        faults: What each node cannot reach, by the rank of this node: (rank of the other host, address, reason).
     """
     # Nodes without an address have their own finding.
     names = {peer.rank: peer.node for peer in peers if peer.own_address is not None}
@@ -245,7 +250,10 @@ async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIter
 
 
 class _NodeStep:
-    """Sends questions to the tasks of the step, and keeps their answers and the first 5 lines of srun's errors."""
+    """The connection to the Slurm step that runs `run_node` on each node: srun's standard streams.
+
+    It sends questions, and keeps the nodes' answers and the first 5 lines of srun's errors.
+    """
 
     def __init__(self, num_nodes: int, stdin: asyncio.StreamWriter) -> None:
         self._stdin = stdin
@@ -255,9 +263,9 @@ class _NodeStep:
         self.error_lines: list[str] = []
 
     async def ask(self, question: Any, seconds: float) -> dict[int, Any]:
-        """Send `question` to all nodes, and return the answers that arrive within `seconds`, by rank.
+        """Send `question`, a JSON value, to all nodes. Return the answers that arrive within `seconds`, by rank.
 
-        Return earlier if all nodes have answered or exited. Later calls do not wait for nodes that did not answer.
+        Return earlier if all nodes have answered or exited. Later calls ignore nodes that did not answer in time.
         """
         self._answers = {}
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):  # srun has exited, or one node is slow
@@ -284,7 +292,10 @@ class _NodeStep:
         self._has_changed.set()
 
     async def read_errors(self, stderr: asyncio.StreamReader) -> None:
-        """Read srun's errors: keep the first 5 lines, and stop waiting for tasks that srun reports as failed."""
+        """Read srun's standard error until it ends. Keep its first 5 lines.
+
+        `ask` no longer waits for a task that srun reports as failed.
+        """
         while line := await stderr.readline():
             text = line.decode(errors="replace").strip()
             if len(self.error_lines) < _MAX_ERROR_LINES:
@@ -294,9 +305,14 @@ class _NodeStep:
 
 
 def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
-    """Add a line of output of `srun --label`, such as "3: {…", to what `parts` has of the answer of task 3.
+    """Append a line of output of `srun --label`, such as "3: {…", to the unfinished answer of task 3 in `parts`.
 
-    Return the rank and the answer if the answer is now complete, else None. Other output of a task is ignored.
+    Return the rank and the answer if the answer is now complete, else None. An answer may arrive in several
+    lines. Output that is no part of an answer is ignored.
+
+    Args:
+        parts: The beginnings of answers, by rank. It is changed.
+        line: The line.
     """
     label, _, part = line.rstrip("\n").partition(": ")
     if not label.strip().isdecimal():
@@ -316,7 +332,10 @@ def join_parts(parts: dict[int, str], line: str) -> tuple[int, Any] | None:
 
 
 def run_node(environ: Mapping[str, str]) -> None:
-    """Answer the questions on standard input with checks of this node, until the input ends (`doctor --as-node`)."""
+    """Check this node for `doctor --on-nodes`, as one task of its Slurm step (`doctor --as-node`).
+
+    Read questions from standard input, and print one answer for each. Return when the input ends.
+    """
     asyncio.run(_run_node(environ))
 
 
@@ -335,7 +354,7 @@ async def _run_node(environ: Mapping[str, str]) -> None:
 
 
 async def _read(lines: asyncio.StreamReader) -> Any:
-    """Return the JSON value of the next line, or None at the end of the input."""
+    """Return the JSON value of the next line of `lines`, or None at its end."""
     line = await asyncio.wait_for(lines.readline(), _INPUT_SECONDS)
     return json.loads(line) if line.endswith(b"\n") else None
 
@@ -377,7 +396,10 @@ def _check_credential(credential: str) -> Finding:
 
 
 async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
-    """Return (rank, address, reason) for each address of another host that this node cannot reach."""
+    """Return (rank of the other host, address, reason) for each address of `peers` that this node cannot reach.
+
+    `own_rank` is the rank of this node, which does not check itself.
+    """
     limit = asyncio.Semaphore(_MAX_CHECKS)
 
     async def check(peer: Peer, host: str) -> tuple[int, str, str] | None:

@@ -31,11 +31,15 @@ SETTINGS = {
     "SlurmctldParameters": "",
     "TaskPlugin": "task/none",
 }
-"""Settings of slurm.conf that affect how steps start, with their values in most tests of tf4slurm."""
+"""Settings of slurm.conf that affect how steps start, with the values with which most tests of tf4slurm run."""
 
 
 class SubjectTests(TypedDict):
-    """Results of tf4slurm's tests of one file or one kind of site: their numbers, and the slurm.conf they ran with."""
+    """Results of tf4slurm's own tests on Slurm: of one test file, or of one kind of site.
+
+    `passed`, `failed` and `skipped` are numbers of tests. `settings` has those settings of slurm.conf in which the site
+    of the tests differs from `SETTINGS`.
+    """
 
     passed: int
     failed: int
@@ -44,7 +48,7 @@ class SubjectTests(TypedDict):
 
 
 def check_slurm(environ: Mapping[str, str], settings: Mapping[str, Setting] | None = None) -> list[Finding]:
-    """Run all checks of Slurm from this host. With `settings`, check the options of a site profile, too."""
+    """Run all checks of Slurm from this host. With `settings` (`read_settings`), also run `check_profile`."""
     allocation = SlurmAllocation.from_environ(environ)
     if allocation is not None and allocation.num_nodes is None:
         text = f"the environment names job {allocation.job_id} but not its nodes, as after ssh to a node of the job"
@@ -75,9 +79,14 @@ def _check_slurm(allocation: SlurmAllocation | None, settings: Mapping[str, Sett
 
 
 def check_version(client: str, controller: str) -> Finding:
-    """Check that the version `client` of Slurm's programs on this host is at least 20.11.
+    """Check that Slurm's programs on this host have at least version 20.11.
 
-    The text names the versions with which tf4slurm was tested: those of the controller's release, or else all.
+    The finding names the versions with which tf4slurm was tested: those of the controller's release, or if there are
+    none, all.
+
+    Args:
+        client: Version of Slurm's programs on this host, such as "24.11.5".
+        controller: Version of slurmctld.
     """
     text = f"Slurm {controller}"
     if client != controller:
@@ -90,7 +99,10 @@ def check_version(client: str, controller: str) -> Finding:
 
 
 def read_tests() -> dict[str, dict[str, SubjectTests]]:
-    """Return the results of tf4slurm's tests, by version of Slurm and then by test file or kind of site."""
+    """Return the results of tf4slurm's own tests on Slurm, which slurm_tests.json contains.
+
+    The keys are the version of Slurm, and then a description of a test file or a kind of site.
+    """
     text = resources.files("tf4slurm.doctor").joinpath("slurm_tests.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, SubjectTests]] = json.loads(text)
     return found
@@ -108,7 +120,10 @@ def _check_accounting(site: SlurmSite) -> Finding:
 
 
 def _check_settings(site: SlurmSite) -> Finding:
-    """Return an "ok" finding that names the site's values of `SETTINGS`, and those that were never tested."""
+    """Return an "ok" finding with the site's values of the settings in `SETTINGS`.
+
+    It also names those values with which no test of tf4slurm has succeeded.
+    """
     tested = {f"{name}={part}" for name, value in SETTINGS.items() for part in value.split(",")}
     for subjects in read_tests().values():
         for each in subjects.values():
@@ -192,9 +207,13 @@ def _check_partition(partition: Partition, grace_period_seconds: float) -> Findi
 
 
 def check_profile(settings: Mapping[str, Setting], site: SlurmSite) -> Iterator[Finding]:
-    """Check the partition, time limit, GPU type and constraint of a site profile. `settings`: see `read_settings`.
+    """Yield a finding for each of the partition, time limit, GPU type and constraint that the settings request.
 
     For QOS and account a finding says that they were not checked, because Slurm lists them only with accounting.
+
+    Args:
+        settings: The settings of a site profile and all settings files (`read_settings`).
+        site: What Slurm has: partitions, GPU types and features.
     """
 
     def value(name: str) -> str:

@@ -58,7 +58,7 @@ def check_software(environ: Mapping[str, str], *, is_quick: bool) -> list[Findin
 
 
 def check_python(environ: Mapping[str, str]) -> Finding:
-    """Return a finding with this Python, which is a warning if the command `python` starts another one."""
+    """Return a finding that names this Python. It is a warning if the command `python` starts another Python."""
     other = shutil.which("python", path=environ.get("PATH"))
     return warn_unless(
         other is None or os.path.realpath(other) == os.path.realpath(sys.executable),
@@ -146,7 +146,7 @@ def _check_packages(environ: Mapping[str, str]) -> list[Finding]:
 def _run_python(
     arguments: tuple[str, ...], environ: Mapping[str, str], timeout_seconds: float
 ) -> subprocess.CompletedProcess[str] | None:
-    """Run this Python with `arguments` until it exits, or return None after the timeout."""
+    """Run this Python with `arguments`. Return the ended process with its output, or None after the timeout."""
     command = (sys.executable, *arguments)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return subprocess.run(

@@ -49,7 +49,10 @@ _FIELD = re.compile(r" *(?:\w+ \{|\w+: .+|\})?$")
 
 
 class BoilerplateFilter:
-    """Recognizes start-up messages of TensorFlow in the output of one process. Give it each line, in order."""
+    """Recognizes start-up messages of TensorFlow in the output of one process.
+
+    Call `is_boilerplate` with every line in order, because one of the messages has several lines.
+    """
 
     def __init__(self) -> None:
         self._is_in_options = False

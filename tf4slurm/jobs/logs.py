@@ -87,7 +87,10 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
 def read_logs(
     job: KnownJob, patterns: Sequence[str] = (), *, tail: int | None = None, since: float | None = None, merged: bool
 ) -> Iterator[LogLine]:
-    """Return the lines that tasks have printed, sorted by time if `merged`. See `api.logs`."""
+    """Return the lines that tasks have printed, log by log, or if `merged`, sorted by time.
+
+    The arguments are those of `api.logs`. `patterns` are its `tasks`.
+    """
     logs = find_logs(job.run_directories, patterns)
     if not logs:
         raise _no_logs(job, patterns)
@@ -103,7 +106,10 @@ def follow_logs(
     since: float | None = None,
     on_pending: Callable[[JobStatus], None] = lambda status: None,
 ) -> Iterator[LogLine]:
-    """Yield lines as tasks print them, until the job has ended. See `api.logs`."""
+    """Yield the lines that tasks have printed, and new lines as tasks print them, until the job has ended.
+
+    The arguments are those of `api.logs`. `patterns` are its `tasks`.
+    """
     readers: dict[LogFile, LogReader] = {}
     checked_at = float("-inf")
     has_ended = False
@@ -128,9 +134,12 @@ class LogReader:
     """Reads a log while the task writes it. Each call of `read` yields the lines that are new."""
 
     def __init__(self, log: LogFile, *, tail: int | None = None, since: float | None = None) -> None:
-        """Skip the lines before the time `since` (accurate to about a second), else all but the last `tail` lines.
+        """Start at a line of the log, so that `read` omits the lines before it.
 
-        If both are None, skip no line.
+        Args:
+            log: The log to read.
+            tail: Number of last lines from which to start. None for the whole log.
+            since: Time from which to start, in seconds since 1970, accurate to about a second. It overrides `tail`.
         """
         self.log = log
         self._offset = 0
@@ -179,7 +188,7 @@ class LogReader:
         return times[place] if place >= 0 else 0.0
 
     def _read_index(self) -> None:
-        """Read the new entries of the index. Forget the entries of lines that were read."""
+        """Read the new entries of the log's index file. Drop the entries of lines that `read` has yielded."""
         offsets, times = self._index
         num_read = max(0, bisect.bisect_right(offsets, self._offset) - 1)
         del offsets[:num_read], times[:num_read]
@@ -197,7 +206,7 @@ class LogReader:
 
 
 def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[LogLine]:
-    """Yield the new lines of all logs, sorted by time."""
+    """Yield the new lines of all logs, sorted by time. `is_final` is passed to `LogReader.read`."""
     return heapq.merge(*(reader.read(is_final=is_final) for reader in readers), key=lambda line: line.time)
 
 
@@ -216,7 +225,10 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
 
 
 def _advise_without_logs(job: KnownJob, state: str) -> str:
-    """Return advice for a job without logs. If its batch script failed early, there is only Slurm's output."""
+    """Return advice for a job that has no logs: to wait, or to read the file that Slurm writes for its batch script.
+
+    `state` is the job's state, such as "PENDING". A batch script that failed early left only Slurm's file.
+    """
     if state in ("PENDING", "RUNNING"):
         return f"To wait for them: tf4slurm logs -f {job.job_id or job.name}"
     if job.job_id is None:

@@ -33,7 +33,7 @@ _COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # n
 
 
 class EventLog:
-    """Appends events to events.jsonl. The first error ends the file, with a warning."""
+    """Appends events to events.jsonl. After the first error it logs a warning and writes no more events."""
 
     def __init__(self, path: Path, clock: JobClock, files: ThreadPoolExecutor) -> None:
         self._clock = clock
@@ -75,7 +75,11 @@ class EventLog:
 
 
 class Recorder:
-    """Writes status.json every max(2 s, num_tasks x 2 ms), and a sample every max(2 s, num_tasks x 10 ms)."""
+    """Writes status.json and samples.jsonl of a running job.
+
+    status.json is replaced every max(2 s, num_tasks x 2 ms). A line is added to samples.jsonl every max(2 s, num_tasks
+    x 10 ms). The event loop collects the values. A thread of `files` writes them.
+    """
 
     def __init__(
         self, run_directory: RunDirectory, state: JobState, clock: JobClock, files: ThreadPoolExecutor
@@ -92,13 +96,16 @@ class Recorder:
         self._is_failing = False
 
     async def run(self) -> None:
-        """Write the files until cancelled. The pause between two writes begins when the first of them has ended."""
+        """Write status.json and samples.jsonl at intervals, until this coroutine is cancelled.
+
+        An interval begins when a write has ended, so a slow file system delays the next write.
+        """
         while True:
             await asyncio.wrap_future(self._queue_write())
             await asyncio.sleep(self._interval_seconds)
 
     def write(self) -> None:
-        """Let the thread write both files once more, even if the next sample is not due."""
+        """Queue a write of status.json and of a sample at once, without regard to the intervals. Do not wait for it."""
         self._sampled_at = float("-inf")
         self._queue_write()
 

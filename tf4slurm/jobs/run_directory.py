@@ -189,7 +189,8 @@ class RunDirectory:
         """Write result.json.
 
         If that fails, as on a full disk, write a short version into the space of the reserved or existing file. It has
-        at most 500 characters of the reason, and no tasks, output lines, explanations, warnings or other failures.
+        at most 500 characters of the reason. `log` is null, and `tail`, `meaning`, `collateral`, `warnings` and `tasks`
+        are empty.
 
         Raises:
             RunDirectoryError: The file is not written, or is the short version.
@@ -219,7 +220,10 @@ class RunDirectory:
         _append(self.path / FILE_NAMES[Sample], sample)
 
     def add_worker_arrays(self, *arrays: WorkerArray) -> None:
-        """Append arrays to worker_arrays.jsonl, which is created if missing. The launcher then writes control.json."""
+        """Append arrays to worker_arrays.jsonl, which is created if missing, also without arrays.
+
+        If the file exists, the launcher writes control.json, with which workers can join the job.
+        """
         _append(self.path / FILE_NAMES[WorkerArray], *arrays)
 
     def write_metrics(self, task: Task, attempt: int, entries: Sequence[StepMetrics], *, is_appended: bool) -> None:
@@ -263,7 +267,7 @@ def _append(path: Path, *lines: Sample | WorkerArray) -> None:
 
 
 def make_parent(path: Path) -> None:
-    """Create the parent of run directories. Other users cannot write to it. An existing one is not changed."""
+    """Create `path`, the parent of run directories, with mode 0755. An existing directory is not changed."""
     make_directories(path, 0o755)
 
 
@@ -275,7 +279,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Replace an `OSError` in the block by a `RunDirectoryError` about this file."""
+    """Convert an `OSError` in the block into a `RunDirectoryError` which says that `path` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -283,7 +287,13 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _check_owner(path: Path) -> None:
-    """Remove and refuse a new run directory that the file system shows as another user's: readers would skip it."""
+    """Check that the file system shows a new run directory as this user's. Otherwise remove it.
+
+    Commands that read run directories skip those of other users.
+
+    Raises:
+        RunDirectoryError: The directory looks like another user's.
+    """
     if not is_owned_by(os.getuid(), path):
         owner = path.stat().st_uid
         path.rmdir()

@@ -23,7 +23,7 @@ from tf4slurm.system.typed_json import from_json, read_object, to_json
 SCHEMA_VERSION = 1
 """The version of all files of a run directory. Increment it when an older reader would misread a newer file."""
 LATE_SECONDS = 20.0
-"""Maximum delay of status.json in seconds, on a slow file system."""
+"""Seconds by which status.json may be late because the file system is slow."""
 
 _VERSION_KEY = "schema_version"
 _T = TypeVar("_T")
@@ -157,7 +157,7 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class StatusFile:
-    """The state of the job and its tasks a few seconds ago.
+    """The state of the job and its tasks. The launcher replaces the file every few seconds.
 
     Attributes:
         time: When the file was written, in seconds since 1970.
@@ -234,7 +234,7 @@ class Event:
     Attributes:
         time: When it happened, in seconds since 1970.
         seconds: When it happened, in seconds since the job's start.
-        kind: The kind of change. All kinds are in `control.records.EVENT_KINDS`, the table below.
+        kind: The kind of change. The documentation has a table of all kinds (`control.records.EVENT_KINDS`).
         task: The task, such as "worker/0"; null for the job.
         text: The change in words.
         returncode: For an exit: the exit code, or minus the number of the signal that killed the process.
@@ -254,7 +254,9 @@ class Event:
 
 @dataclass(frozen=True)
 class ResultFile:
-    """How the job ended. On a full disk `tail`, `meaning`, `collateral`, `warnings` and `tasks` are empty.
+    """How the job ended.
+
+    On a full disk `log` is null, and `tail`, `meaning`, `collateral`, `warnings` and `tasks` are empty.
 
     Attributes:
         state: "COMPLETED", "FAILED", "STOPPED" (a person, a time limit or preemption requested the end) or "REQUEUED"
@@ -269,7 +271,8 @@ class ResultFile:
         seconds: Duration of the job.
         attempts: Number of attempts that the job made.
         furthest_step: The furthest training step that a task reported, in all attempts; null for none.
-        requeued: Why the job was requeued: "preemption" or "time limit"; null if it was not.
+        requeued: Why the job was requeued: "preemption", or "time limit" after any other stop signal, also one that a
+            person sent, such as USR1; null if the job was not requeued.
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name, in the last attempt.
         workers_left: Number of joined workers that have left.
@@ -307,7 +310,7 @@ class WorkerArray:
 
 @dataclass(frozen=True)
 class LastState:
-    """The last state of a task whose agent lost the launcher.
+    """The last state of a task, which its agent writes if it loses the launcher.
 
     Attributes:
         task: The task, such as "worker/0".

@@ -40,7 +40,10 @@ class Advice:
 def give_advice(
     usage: JobUsage, timeline: Timeline, not_finite: Mapping[tuple[str, str], float] | None = None
 ) -> list[Advice]:
-    """Return the recommendations for a job, the most important first. `not_finite`: see `ReportedMetrics`."""
+    """Return the recommendations for a job, the most important first.
+
+    `not_finite` is `ReportedMetrics.not_finite`: metrics that were NaN or infinite.
+    """
     advice = [*_metrics_not_finite(not_finite or {})]
     if usage.num_samples >= _MIN_SAMPLES:
         for check in (_uneven_ps, _workers_waiting_for_ps, _unequal_workers, _excess_allocation, _long_end):

@@ -16,7 +16,10 @@ MAX_LINES_PER_ROLE = 6
 _MAX_POINTS_PER_LINE = 1000
 
 Point = tuple[float, float, float, float]
-"""A point of a line: its x, its y, and the lowest and highest of the values of which y is the mean or the last one."""
+"""A point of a line: (x, y, low, high). If it stands for several values, y is their mean or the last of them.
+
+`low` and `high` are the lowest and highest of these values.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Chart:
     """A chart of lines that share the axes.
 
     Attributes:
-        unit: "B", "B/s", "%" or a word, such as "cores". Empty for a metric.
+        unit: Unit of the y axis: "B", "B/s", "%" or a word, such as "cores". Empty for a metric.
         end: End of the time axis in seconds. None if the x axis shows steps.
         reading: A text with the last and the best value of a metric. Empty for other charts.
     """
@@ -58,7 +61,7 @@ class Chart:
     reading: str = ""
 
     def to_json(self) -> str:
-        """Return the JSON text for page.js. Lines that share the same list `xs` are in one table."""
+        """Return the chart as JSON for page.js. Lines that share one list `xs` are in one table, which has it once."""
         tables: dict[int, tuple[Sequence[float], list[Line]]] = {}
         for line in self.lines:
             tables.setdefault(id(line.xs), (line.xs, []))[1].append(line)
@@ -120,7 +123,7 @@ def make_lines(
     Args:
         seconds: The times, in seconds since the start of the job.
         columns: The values at these times, by task. Tasks without a measured value are left out.
-        max_lines: A role with more tasks has one line: see `make_charts`.
+        max_lines: A role with more tasks has one line, their mean, with a band from the lowest to the highest value.
     """
     lines = []
     for role, tasks in _by_role(task for task, column in columns.items() if measured(column)):
@@ -137,8 +140,12 @@ def make_lines(
 def make_point_lines(points: Mapping[str, Sequence[Point]], max_lines: int = MAX_LINES_PER_ROLE) -> list[Line]:
     """Return the lines of tasks whose values were measured at different times or steps.
 
-    The points of a line with more than 1,000 are averaged in at most 240 bins, and so are those of the one line of a
-    role with more than `max_lines` tasks.
+    If a role has more than `max_lines` tasks, it has one line, their mean. The points of this line are averaged in at
+    most 240 bins. So are the points of a task that has more than 1,000.
+
+    Args:
+        points: The points by task. Tasks without points are left out.
+        max_lines: Maximum number of lines for a role.
     """
     lines = []
     for role, tasks in _by_role(task for task, each in points.items() if each):
@@ -188,7 +195,10 @@ def _metric_chart(name: str, series: Mapping[str, MetricSeries], end: float, max
 
 
 def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]:
-    """Return the finite points, sorted by step or time. For a step that was repeated after a restart, the last one."""
+    """Return the points with a finite value, sorted by step (if `has_steps`) or by time.
+
+    Of a step that was repeated after a restart, the last point is returned.
+    """
     found: dict[float, Point] = {}
     for point in points:
         x = point.step if has_steps else point.seconds
@@ -199,7 +209,10 @@ def _to_points(points: Iterable[MetricPoint], *, has_steps: bool) -> list[Point]
 
 
 def _average(points: Sequence[Point]) -> list[Point]:
-    """Group points into at most 240 bins of equal width, and return a point for each: mean, lowest and highest."""
+    """Group points into at most 240 bins of equal width along x. Return one point for each bin that is not empty.
+
+    It has the mean x and y, the lowest `low` and the highest `high` of the points in the bin.
+    """
     start, end = min(point[0] for point in points), max(point[0] for point in points)
     width = (end - start) / (MAX_POINTS - 1) or 1.0
     bins: dict[int, list[Point]] = {}

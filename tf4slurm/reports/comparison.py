@@ -34,7 +34,10 @@ def make_comparison(first: JobSummary, second: JobSummary) -> str:
 
 
 def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield each name with its value in each job ("–" if it has none). `is_different` leaves out equal values."""
+    """Yield each name in `jobs` with its value for each job, or "–" if a job has none.
+
+    `is_different` leaves out names that have the same value for both jobs.
+    """
     for name in dict.fromkeys(itertools.chain(*jobs)):
         values = [job.get(name, "–") for job in jobs]
         if not is_different or values[0] != values[1]:
@@ -74,7 +77,10 @@ def _flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _merge(names: Sequence[str], jobs: Sequence[Sequence[Chart]]) -> list[Chart]:
-    """Merge the charts of the jobs that have the same title and kind of x axis. A line's color shows its job."""
+    """Merge charts of different jobs into one chart if they have the same title and kind of x axis.
+
+    A line's color shows its job. `names` are the names of the jobs, and `jobs` has the charts of each.
+    """
     found: dict[tuple[str, bool], list[tuple[int, Chart]]] = {}
     for number, charts in enumerate(jobs):
         for chart in charts:

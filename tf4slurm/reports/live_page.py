@@ -41,10 +41,15 @@ _MAX_UNAUTHENTICATED = 64
 def serve_page(
     run: RunDirectory, on_ready: Callable[[str], None], should_stop: Callable[[], bool] = lambda: False
 ) -> str:
-    """Serve the live page of a job, and return when it is not needed any more.
+    """Serve the live page of a job, and return when the page is not needed any more.
 
-    This is when a browser has fetched the final page of the ended job, 10 s and one update after the job has ended,
-    when the launcher has written nothing for 60 s, at Ctrl-C, or when `should_stop` returns True.
+    This is when one of these happens:
+
+    * A browser has fetched the final page of the ended job.
+    * The job has ended, and 10 s and the time of one update have passed.
+    * The launcher has written nothing for 60 s.
+    * The user presses Ctrl-C.
+    * `should_stop` returns True.
 
     Args:
         run: Run directory of the job.
@@ -90,7 +95,7 @@ def _wait_for_end(page: _Page, should_stop: Callable[[], bool]) -> str:
 
 
 class _Page:
-    """The content of the live page. It is made again at a request if it is older than half of `update_seconds`.
+    """The content of the live page. A request renews it if it is older than half of `update_seconds`.
 
     Attributes:
         update_seconds: The time after which a browser requests the content again: 10 times the time that it took to
@@ -150,7 +155,10 @@ class _Server(ThreadingHTTPServer):
         super().__init__((_LOOPBACK, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a new connection. If 64 others are unauthenticated, close the oldest of these."""
+        """Start a thread for a new connection.
+
+        If 64 connections are unauthenticated already, close the oldest of them first.
+        """
         with self._lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 self._close(next(iter(self._unauthenticated)))
@@ -175,7 +183,7 @@ class _Server(ThreadingHTTPServer):
                 self._close(request)
 
     def _close(self, request: socket.socket) -> None:
-        """Shut down a connection, so that its thread ends and closes it."""
+        """Shut down the connection `request`, so that its thread ends and closes it."""
         del self._unauthenticated[request]
         with contextlib.suppress(OSError):  # the client has just closed it
             request.shutdown(socket.SHUT_RDWR)

@@ -80,8 +80,8 @@ class ReportedMetrics:
     Attributes:
         series: The series by metric and task (such as "worker/0"), of the first 24 metrics.
         num_metrics_left_out: Number of further metrics, which have no series.
-        step_rates: Points with the steps per second, by task. Each is the mean rate since the point before it. There is
-            no point for the first step that a task reported, and none for the first after a restart.
+        step_rates: Points by task, with steps per second as their values. Each value is the mean rate since the point
+            before it. The first step that a task reported, and the first one after a restart, have no point.
         not_finite: When a metric of a task was NaN or infinite for the first time, in seconds since the start of the
             job, by metric and task.
     """
@@ -130,7 +130,10 @@ def _points(entry: StepMetrics, seconds: float, attempt: int) -> Iterable[tuple[
 
 
 def _step_rates(steps: Sequence[MetricPoint]) -> list[MetricPoint]:
-    """Return at most 240 points with the steps per second of one task, each the mean over at least 1 s."""
+    """Return at most 240 points whose values are steps per second of one task, each a mean over at least 1 s.
+
+    `steps` has a point for each step that the task reported, without values.
+    """
     rates: list[MetricPoint] = []
     interval = max(_MIN_RATE_SECONDS, (steps[-1].seconds - steps[0].seconds) / _MAX_RATES)
     before = steps[0]

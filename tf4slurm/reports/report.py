@@ -147,7 +147,7 @@ def _link_cause(summary: JobSummary, directory: Path) -> str:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return the HTML that a template of the directory `templates` makes of `values`.
+    """Return the HTML of a template in the directory `templates`, filled in with `values`.
 
     Values that are no `Markup` are escaped.
     """
@@ -194,7 +194,7 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
         yield "queued", format_seconds(-summary.timeline.start)
     if result is not None:
         yield "exit code", result.exit_code
-    roles = Counter(task.role for task in summary.usage.tasks)
+    roles = Counter(task.task_type for task in summary.usage.tasks)
     yield "tasks", ", ".join(format_count(count, role) for role, count in roles.items()) or "unknown"
     left = (result or status).workers_left
     if num_joined := left + sum(task.has_joined and not task.is_gone for task in summary.tasks):
@@ -217,9 +217,9 @@ def describe_versions(job: JobFile) -> dict[str, str]:
 
 
 def _start_of(timeline: Timeline) -> TimelineChart | None:
-    """Return a chart of the time until shortly after the first step.
+    """Return a chart of the beginning of a timeline: from 0 to 1.25 times the time of the first step.
 
-    Return None if this time is 15 % of the timeline or more, or if there was no step.
+    Return None if this is 15 % of the timeline or more, or if there was no step.
     """
     end = (timeline.first_step_at or 0.0) * 1.25
     return TimelineChart(timeline, 0.0, end) if 0 < end < _SHORT_START * (timeline.end - timeline.start) else None

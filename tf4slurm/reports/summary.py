@@ -120,12 +120,14 @@ def combine(columns: Sequence[Values], function: Callable[[list[float]], float])
 def _place(
     values: Sequence[float | None], ranks: Sequence[int], num_allocated: int, joined: Sequence[int]
 ) -> Sequence[float | None]:
-    """Return a sample's values in the order of tasks. Joined workers that the sample lacks have None.
+    """Return one value of a sample for each task: first the tasks in the allocation, then all joined workers.
+
+    A joined worker that was not in the job when the sample was taken has None.
 
     Args:
         values: The sample's values: of the tasks in the allocation, then of the joined workers with the ranks `ranks`.
         num_allocated: Number of tasks in the allocation.
-        joined: Ranks of all joined workers, in the order of tasks.
+        joined: Ranks of all joined workers, in the order of the result.
     """
     if not ranks:
         return values
@@ -134,7 +136,10 @@ def _place(
 
 
 def _columns(rows: Sequence[Sequence[float | None]], num_tasks: int) -> list[Values]:
-    """Transpose rows, one per time, into `num_tasks` columns, one per task. Short rows are filled with None."""
+    """Transpose rows, one per time, into `num_tasks` columns, one per task.
+
+    Missing values at the end of a row become None.
+    """
     padded = [row if len(row) == num_tasks else (*row, *[None] * num_tasks)[:num_tasks] for row in rows]
     return [list(column) for column in zip(*padded, strict=True)] or [[] for _ in range(num_tasks)]
 
@@ -159,7 +164,10 @@ def _rate(column: Values, seconds: list[float], timeout: float) -> Values:
 
 
 def _total(column: Values) -> float | None:
-    """Return the total over all starts of a counter that begins again at 0 with each restart."""
+    """Return the total increase of a task's counter over the whole job, or None if it was not measured.
+
+    The counter begins again at 0 at each restart of the child process.
+    """
     values = measured(column)
     if not values:
         return None
@@ -190,7 +198,7 @@ class TaskUsage:
     variable_bytes: int | None = None
 
     @property
-    def role(self) -> str:
+    def task_type(self) -> str:
         return task_type_of(self.name)
 
     @property
@@ -225,15 +233,18 @@ class JobUsage:
         return any((task.gpu_percent, task.gpu_memory_bytes) != (None, None) for task in self.tasks)
 
     def of_role(self, role: str) -> list[TaskUsage]:
-        return [task for task in self.tasks if task.role == role]
+        return [task for task in self.tasks if task.task_type == role]
 
     @property
     def roles(self) -> list[str]:
-        return list(dict.fromkeys(task.role for task in self.tasks))
+        return list(dict.fromkeys(task.task_type for task in self.tasks))
 
 
 class JobSummary(JobFiles):
-    """What the run directory of a running or ended job says about it. Missing and damaged files count as empty."""
+    """The facts about a running or ended job that its report shows, read from its run directory.
+
+    Missing and damaged files count as empty.
+    """
 
     @functools.cached_property
     def _allocation(self) -> SlurmResources:
@@ -262,7 +273,7 @@ class JobSummary(JobFiles):
 
     @functools.cached_property
     def metrics(self) -> ReportedMetrics:
-        """The metrics that scripts reported. There are none if events.jsonl does not show the start of the job."""
+        """The metrics that scripts reported. Empty if events.jsonl does not show when the job started."""
         launched = _find_launch(self._events)
         return ReportedMetrics(self.run.read_metrics() if launched is not None else {}, self.names, launched or 0.0)
 
@@ -388,5 +399,5 @@ def _queue_times(allocation: SlurmResources, events: Sequence[Event]) -> tuple[f
 
 
 def _find_launch(events: Sequence[Event]) -> float | None:
-    """Return the start of the launcher in seconds since 1970, or None if no event has both of its times."""
+    """Return when the launcher started, in seconds since 1970. None if no event has both `time` and `seconds`."""
     return next((e.time - e.seconds for e in events if e.time is not None and e.seconds is not None), None)

@@ -52,9 +52,10 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of all other tasks for `task`. It took `seconds` and ended at `until`.
+    """A time in which all other tasks waited for `task`. It took `seconds` and ended at `until`.
 
-    `what` completes the sentence "they waited for worker/0 …", such as "to register" or "at barrier 'loaded'".
+    `what` is the reason. It completes the sentence "they waited for worker/0 …", such as "to register" or "at barrier
+    'loaded'".
     """
 
     until: float
@@ -72,7 +73,7 @@ class TaskTimeline:
     events: list[TimelineEvent] = field(default_factory=list)
 
     @property
-    def role(self) -> str:
+    def task_type(self) -> str:
         return task_type_of(self.name)
 
 
@@ -82,9 +83,9 @@ class Timeline:
 
     Attributes:
         start: 0, or the negative time at which Slurm queued the job.
-        end: The time at which the job ended or was last seen.
+        end: The time at which the job ended, or if it has not, the time of its last status or event.
         events: The events that concern the whole job.
-        waits: Waits of all tasks for one, of 1 s or longer.
+        waits: The waits of 1 s or longer in which all tasks waited for one task.
         first_step_at: When the first step was reported; None without steps.
     """
 
@@ -119,7 +120,8 @@ def make_timeline(
     Args:
         events: The job's events, in any order.
         names: The names of the tasks, by rank. Tasks that appear only in events are added.
-        end: The time at which the job ended or was last seen. The timeline ends with the last event if that is later.
+        end: The time at which the job ended, or if it has not, the time of its last status. The timeline ends with the
+            last event if that is later.
         queued: When Slurm queued and started the job, in seconds relative to the start of the launcher, and so not
             positive. None for a job that was not queued.
         joined: The names of the joined workers, whose timelines begin when they registered.
@@ -241,10 +243,10 @@ class _TimelineBuilder:
         self._current[name] = (state, now)
 
     def _leave(self, name: str, now: float, *, has_imported: bool = False, has_succeeded: bool = False) -> None:
-        """End the current state of a task, and add it to the task's timeline.
+        """End the current state of a task at the time `now`, and add it to the task's timeline.
 
-        "importing" becomes "running" for a script that neither started a server nor reported a step, if it ran for 60 s
-        or exited with 0.
+        The state "importing" is added as "running" if the script has neither started a server nor reported a step
+        (`has_imported` is False), and has run for 60 s or exited with 0 (`has_succeeded`).
         """
         state, since = self._current.pop(name, ("", now))
         if now <= since:
@@ -258,9 +260,12 @@ class _TimelineBuilder:
             spans.append(Span(state, since, now))
 
     def _add_wait(self, times: Mapping[str, float], since: float, what: str) -> None:
-        """Add the wait for the task with the latest of `times`, unless it is shorter than 1 s.
+        """Add the wait of all tasks for the last one, unless it is shorter than 1 s.
 
-        The wait begins when the second-to-last task was ready, but not before `since`.
+        Args:
+            times: When each task did what the others waited for, in seconds, by name.
+            since: The earliest start of the wait. It starts when the second-to-last task was done, if that is later.
+            what: The reason of the wait (`Wait.what`).
         """
         if len(times) < 2:
             return

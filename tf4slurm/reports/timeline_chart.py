@@ -48,7 +48,7 @@ class TimelineChart:
         return [(self.percent(seconds), label) for seconds, label in find_ticks(self.start, self.start + self._span)]
 
     def marks(self, task: TaskTimeline) -> Iterator[tuple[str, float, str]]:
-        """Yield shape, position and tooltip of a task's marks.
+        """Yield (shape, position, tooltip) of a task's marks. A shape is a key of `MARK_MEANINGS`.
 
         Of marks of the same shape that would overlap, only the first is shown. Marks of different shapes are moved
         apart.
@@ -62,10 +62,10 @@ class TimelineChart:
                 yield kind, round(left, 2), f"{format_seconds(event.seconds)}: {event.text}"
 
     def moments(self) -> Iterator[tuple[float, str]]:
-        """Yield position and label of the events of the whole job, such as a stop request.
+        """Yield (position, label) of the events of the whole job, such as a stop request.
 
-        A label that would overlap the one before is empty. The page shifts a label so that it stays inside the chart:
-        at 30 % of the width, 30 % of the label is left of the position.
+        A label that would overlap the one to its left is empty. The page shifts each label so that it stays inside the
+        chart: at 30 % of the width, 30 % of the label is left of the position.
         """
         free_from = 0.0
         for event in self.timeline.events:
@@ -78,10 +78,10 @@ class TimelineChart:
                     free_from = start + width + 1
 
     def areas(self, role: str, tasks: Sequence[TaskTimeline]) -> Iterator[tuple[str, str, str]]:
-        """Yield state, SVG path and tooltip of the areas of a role's band, from the bottom up.
+        """Yield (state, SVG path, tooltip) for each area of a role's band, from the bottom up.
 
-        The areas are stacked. The height of one is the share of `tasks` in this state. The paths are in a box of 240 x
-        100.
+        The areas are stacked, one for each state. The height of an area is the share of `tasks` that are in the state.
+        The coordinates of a path are from 0 to 240 (time) and from 0 to 100 (share).
         """
         bottom = [0.0] * _BINS
         for state in reversed(self.timeline.states):
@@ -94,7 +94,7 @@ class TimelineChart:
                 bottom = top
 
     def share_of_tasks(self, tasks: Sequence[TaskTimeline], state: str) -> list[float]:
-        """Return for each of 240 equal parts of the chart's time which share of `tasks` is in `state` (0 to 1)."""
+        """Return the share of `tasks` that is in `state` (0 to 1), for each of 240 equal parts of the chart's time."""
         changes = [0] * (_BINS + 1)
         step = self._span / _BINS
         for task in tasks:
@@ -111,7 +111,7 @@ class TimelineChart:
         return min(max(self.end - self.start, 0.001), 1e300)  # damaged records must not make it infinite
 
     def percent(self, seconds: float) -> float:
-        """Return the position of a time in percent. Times outside of the chart have that of the nearer end."""
+        """Return the position of a time in percent. A time outside of the chart has the position of the nearer end."""
         return round(100 * min(1.0, max(0.0, (seconds - self.start) / self._span)), 2)
 
     def contains(self, seconds: float) -> bool:
@@ -137,7 +137,11 @@ def _format_time(seconds: int, step: int) -> str:
 
 
 def _thin_out(shares: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (number of the bin, share) of a line through the bins' middles, without points inside horizontal parts."""
+    """Return the points (x, share) of a line through 240 shares, one for each bin of width 1.
+
+    x is the middle of the bin, but 0 for the first one and 240 for the last one. Points inside a horizontal part of the
+    line are left out.
+    """
     rounded = [round(share, 3) for share in shares]
     xs = [0.0, *(number + 0.5 for number in range(1, _BINS - 1)), float(_BINS)]
     ends = (0, len(rounded) - 1)
@@ -154,17 +158,17 @@ def choose_rows(
     """Return the tasks that have a row of their own in the chart, and the other tasks by role.
 
     In a job of at most 40 tasks each has a row. In a larger one at most 20 have: the task `cause`, which failed first,
-    then tasks of roles with at most 4, then those with the most failures and events.
+    then tasks of roles with at most 4 tasks, then those with the most failures and events.
     """
     by_role: dict[str, list[TaskTimeline]] = {}
     for task in tasks:
-        by_role.setdefault(task.role, []).append(task)
+        by_role.setdefault(task.task_type, []).append(task)
     if len(tasks) <= _MAX_ROWS:
         return list(tasks), {}
 
     def priority(task: TaskTimeline) -> tuple[bool, bool, int, int]:
         failures = sum(event.is_failure for event in task.events)
-        return task.name == cause, len(by_role[task.role]) <= 4, failures, len(task.events)
+        return task.name == cause, len(by_role[task.task_type]) <= 4, failures, len(task.events)
 
     ranked = sorted(tasks, key=priority, reverse=True)[: _MAX_ROWS // 2]
     chosen = {task.name for task in ranked if any(priority(task))}
@@ -173,7 +177,10 @@ def choose_rows(
 
 
 def describe_grouping(rows: Sequence[TaskTimeline], bands: Mapping[str, Sequence[TaskTimeline]]) -> str:
-    """Return sentences about the tasks without a row, or an empty text if all have one. Arguments: `choose_rows`."""
+    """Return sentences about the tasks without a row of their own, or "" if all tasks have one.
+
+    `rows` and `bands` are the results of `choose_rows`.
+    """
     grouped = [task for each in bands.values() for task in each]
     if not grouped:
         return ""

@@ -28,7 +28,10 @@ MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
 def own_program() -> tuple[str, ...]:
-    """Return the command that runs this tf4slurm: the program beside this Python, else `python -m tf4slurm`."""
+    """Return the command that runs this installation of tf4slurm.
+
+    It is the program `tf4slurm` in the directory of this Python, or else this Python with `-m tf4slurm`.
+    """
     program = shutil.which("tf4slurm", path=str(Path(sys.executable).parent))
     return (program,) if program else (sys.executable, "-m", "tf4slurm")
 
@@ -51,7 +54,7 @@ def _parse_time(text: str) -> str:
 
 
 def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
-    """Return a field for the option of sbatch that has the field's name."""
+    """Return a dataclass field for a text that is passed to the option of sbatch with the field's name."""
     return option("", help, flags=flags, sbatch=True, **{"group": "Slurm", **declaration})
 
 
@@ -248,7 +251,11 @@ class BatchSpec(JobSpec):
 def parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     """Parse options of Slurm in the form K=V, or K for a switch. Return the values by long name, "" for a switch.
 
-    K is a long name, or the letter of an option of `BatchSpec`. `option` is the name of the option that has `texts`.
+    K is a long name, or the letter of an option of sbatch that `BatchSpec` declares, such as "N" for "nodes".
+
+    Args:
+        option: The option of tf4slurm that contains `texts`, such as "sbatch", for error messages.
+        texts: The options of Slurm.
 
     Raises:
         OptionError: K is empty.
@@ -274,7 +281,10 @@ def _check_option(name: str, value: str) -> None:
 
 
 def _long_name(name: str) -> str:
-    """Return the long name of an option of sbatch that `BatchSpec` has, given its letter. Keep any other name."""
+    """Return the long name for the letter of an option of sbatch, such as "nodes" for "N".
+
+    Only letters of options that `BatchSpec` declares are known. Any other name is returned unchanged.
+    """
     flags = {flag[1:]: each.key for each in options_of(BatchSpec).values() if each.sbatch for flag in each.flags}
     return flags.get(name, name)
 
@@ -289,7 +299,10 @@ def _available_tasks(options: Mapping[str, str]) -> int | None:
 
 
 def _check_array(value: str, num_lines: int) -> None:
-    """Check that each element of an array has a line of arguments."""
+    """Check that --array-args has a line for each element of --array.
+
+    `value` is that of --array, such as "0-9%2". `num_lines` is the number of lines of --array-args.
+    """
     for item in value.partition("%")[0].split(","):
         match = _RANGE.fullmatch(item)
         if match is None:

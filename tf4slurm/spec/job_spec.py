@@ -201,7 +201,9 @@ class JobSpec:
 
     @classmethod
     def check_each(cls, command: Sequence[str], options: Mapping[str, Any]) -> None:
-        """Check the given options: each by itself, and those that exclude others. Settings may add options later.
+        """Check options before settings complete them: each by itself, and whether two exclude each other.
+
+        Rules about several options (`_check`) are not applied, because settings may still add options.
 
         Args:
             command: Command of each task.
@@ -231,14 +233,14 @@ class JobSpec:
             object.__setattr__(self, name, value)
 
     def _check_values(self) -> None:
-        """Check each option by itself."""
+        """Check the options one by one, beyond the type and range that they declare."""
         if "/" in self.name:
             raise OptionError(
                 f"--name {self.name!r} has a slash, and files are named after it. Omit the slash.", option="name"
             )
 
     def _check(self) -> None:
-        """Check the options together."""
+        """Check the rules about several options, such as that --spares needs --max-attempts."""
         if self.heartbeat_interval_seconds >= self.heartbeat_timeout_seconds:
             raise OptionError(
                 f"--heartbeat-interval {self.heartbeat_interval_seconds:g} is not shorter than --heartbeat-timeout "
@@ -285,7 +287,7 @@ class JobSpec:
 
     @property
     def service_ports(self) -> tuple[int, ...]:
-        """The ports that the control service tries, in this order. Without ports, it uses any free port."""
+        """The ports that the control service tries, in this order. If there are none, it uses any free port."""
         return self.ports[::-1] if self.control_port is None else (self.control_port,)  # tasks take the first ones
 
     @property
@@ -349,17 +351,17 @@ class JobSpec:
 
     @property
     def unresponsive_seconds(self) -> float:
-        """Seconds after which the liveness probe kills a child that is stopped, or whose server stops answering."""
+        """Seconds for which a child process is stopped, or its server silent, before the liveness probe kills it."""
         return self.heartbeat_timeout_seconds
 
     @property
     def termination_seconds(self) -> float:
-        """Seconds in which all tasks terminate: the time to kill their children, plus that to notice lost agents."""
+        """Seconds in which all tasks terminate: the time to kill child processes, plus that to notice lost agents."""
         return self.kill_wait_seconds + self.task_loss_seconds
 
     @property
     def max_heartbeat_interval_seconds(self) -> float:
-        """The longest interval in seconds that the size of a job can cause. Two of them fit into the timeout."""
+        """The longest heartbeat interval in seconds that the size of a job can cause: 0.4 of the heartbeat timeout."""
         return _MAX_INTERVAL * self.heartbeat_timeout_seconds
 
     def to_arguments(self) -> list[str]:
@@ -371,7 +373,10 @@ class JobSpec:
         return words
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values by field name, with ports as ranges. `JobSpec(command, **values)` reads them."""
+        """Return the options as JSON values by field name, with ports as a text such as "5000-5010".
+
+        `JobSpec(command, **values)` accepts these values.
+        """
         values = {name: (each, getattr(self, name)) for name, each in options_of(JobSpec).items()}
         return {
             name: each.to_text(value) if value and (each.format or isinstance(value, Path)) else value
@@ -398,10 +403,14 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def check_exclusive(cls: type, given: Mapping[str, Any]) -> None:
-    """Check that no given option (values by field name) excludes another one.
+    """Check that no given option excludes another given option. An option at its default value excludes nothing.
+
+    Args:
+        cls: `JobSpec` or `BatchSpec`.
+        given: Values by field name.
 
     Raises:
-        OptionError: An option that is not at its default value excludes another given one, whatever its value.
+        OptionError: An option excludes another one. The excluded one may have its default value.
     """
     options = options_of(cls)
     for name in given:

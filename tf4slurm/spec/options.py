@@ -204,7 +204,9 @@ def options_by_key(cls: type) -> dict[str, Option]:
 
 
 def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `values` by field name. Their names are field names or long names of options, with _ or -.
+    """Return `values` with their keys converted to field names of `cls`.
+
+    A key of `values` is a field name or a long name of an option, with _ or -.
 
     Raises:
         OptionError: A name is unknown. The message suggests similar names.
@@ -220,7 +222,7 @@ def to_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown(name: str, names: Iterable[str], what: str) -> str:
-    """Return the error message "NAME is not WHAT" for an unknown name, with the most similar known names."""
+    """Return the error message "NAME is not WHAT" for an unknown name, with the most similar of the known `names`."""
     return f"{name!r} is not {what}.{did_you_mean(nearest(name, names))}"
 
 
@@ -240,7 +242,11 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _similarity(name: str, known: str) -> float:
-    """Return the similarity of two names, from 0 to 1. A missing end counts little, a prefix such as "num-" nothing."""
+    """Return how similar a typed name is to a known name, from 0 to 1.
+
+    A typed name that lacks the end of the known name loses 0.01 per missing letter. A prefix of the typed name, such as
+    "num-", is ignored.
+    """
     name = _NUMBER_PREFIX.sub("", name)
     if known.startswith(name):
         return 1.0 - 0.01 * (len(known) - len(name))
@@ -251,7 +257,7 @@ def _similarity(name: str, known: str) -> float:
 
 
 def _kind_of(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
-    """Return the type of a value, whether an option with this type hint is a list, and the values of a Literal."""
+    """Return three facts about a type hint: the type of a value, whether it is a tuple, and the values of a Literal."""
     if typing.get_origin(hint) is typing.Literal:
         return str, False, typing.get_args(hint)
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]

@@ -29,7 +29,7 @@ else:
 
 SITE = "site"
 NO_SITE = "none"
-"""The site that disables all settings."""
+"""The value of --site, or of the setting `site`, with which no settings are used."""
 
 ETC = Path("/etc/tf4slurm")
 SHIPPED = Path(__file__).parent / "sites"
@@ -74,7 +74,10 @@ class SettingsPaths:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], directory: Path | None = None) -> SettingsPaths:
-        """Return the paths for a working directory. The default is the current one, or / if that was removed."""
+        """Return the paths for jobs that are started in `directory`.
+
+        The default is the current directory, or / if that was removed.
+        """
         if directory is None:
             try:
                 directory = Path.cwd()
@@ -87,18 +90,18 @@ class SettingsPaths:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The settings files that are no profiles. They need not exist. Later files override earlier ones."""
+        """The settings files of host, user and project, which need not exist. Later files override earlier ones."""
         users = () if self.user is None else (self.user / _CONFIG_FILE,)
         return (self.etc / _CONFIG_FILE, *users, self.project)
 
     @property
     def site_directories(self) -> tuple[Path, ...]:
-        """The directories of profiles. Earlier directories override later ones."""
+        """The directories with site profiles (NAME.toml). Earlier directories override later ones."""
         users = () if self.user is None else (self.user / "sites",)
         return (*users, self.etc / "sites", self.shipped)
 
     def sites(self) -> dict[str, Path]:
-        """Return the files of the profiles by profile name."""
+        """Return the files of all site profiles, by name of the profile."""
         paths = [path for directory in reversed(self.site_directories) for path in directory.glob("*.toml")]
         return {path.stem: path for path in paths}
 
@@ -106,7 +109,8 @@ class SettingsPaths:
 def project_directories(directory: Path, home: Path | None) -> tuple[Path, ...]:
     """Return the directories of a project: `directory` and its parents, up to a git checkout's root or `home`.
 
-    If `directory` is in neither, return it alone, because its parents may not belong to the project.
+    If `directory` is neither in a git checkout nor in `home`, return it alone, because its parents may not belong to
+    the project.
     """
     above = (directory, *directory.parents)
     roots = (number for number, path in enumerate(above) if path in (home, repository_of(directory)))
@@ -177,9 +181,15 @@ def read_settings(
 
 
 def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return `given` completed with settings, as values for the fields of a dataclass of options.
+    """Return the given options, completed with settings, as values for the fields of the dataclass `cls`.
 
-    A given option overrides its setting, and the settings of options that it excludes.
+    A given option overrides its setting. If it is not at its default value, it also removes the settings of options
+    that it excludes.
+
+    Args:
+        cls: `JobSpec` or `BatchSpec`.
+        given: Values by field name, from the command line or a Python program.
+        settings: Settings by field name (`read_settings`).
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
@@ -193,7 +203,10 @@ def fill_in(cls: type, given: Mapping[str, Any], settings: Mapping[str, Setting]
 
 
 def _override(earlier: Mapping[str, Setting], later: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Merge settings. A later option, such as mem, removes the earlier ones that it excludes, such as mem-per-cpu."""
+    """Merge two sets of settings. An option in `later` overrides the same option in `earlier`.
+
+    It also removes the options in `earlier` that it excludes: mem removes mem-per-cpu.
+    """
     options = options_of(BatchSpec)
     excluded = {
         other

@@ -28,7 +28,9 @@ _STOP = "exit 3"  # EXIT_PREFLIGHT
 
 
 def make_script(spec: BatchSpec) -> str:
-    """Return the batch script. The job reads no settings, so the script has all options that are not at their default.
+    """Return the text of the batch script. It has all options that are not at their default, also those of settings.
+
+    So the job itself reads no settings.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -49,7 +51,7 @@ def make_script(spec: BatchSpec) -> str:
 
 
 def quote(words: Sequence[str]) -> str:
-    """Return the words as one line of bash that has them as arguments."""
+    """Quote the words for bash, and join them to one line. Control characters, such as line breaks, are escaped."""
     return " ".join(map(_quote, words))
 
 
@@ -107,7 +109,10 @@ def _array(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _filled_in(spec: BatchSpec) -> str:
-    """Return a comment that shows the command of one task with its placeholders filled in, or "" without any."""
+    """Return a comment that shows the command of one task with its placeholders, such as {ps_hosts}, filled in.
+
+    If the command has no placeholders, return "".
+    """
     if not placeholders_in(spec.command):
         return ""
     task = Task("worker" if spec.counts.get("worker") else "chief", 0)
@@ -127,9 +132,10 @@ def _command(spec: BatchSpec) -> str:
 
 
 def _end(command: str, epilogue: str) -> str:
-    """Return the last lines of the script, which run the command with exec, so that it receives Slurm's signals.
+    """Return the last lines of the script, which run `command` with exec, so that it receives Slurm's signals.
 
-    With an epilogue, bash starts the command, forwards the signals to it, and runs the epilogue after its end.
+    With an epilogue, bash starts the command as a child, forwards the signals to it, and runs the epilogue after its
+    end.
     """
     if not epilogue:
         return f"exec {command}"
@@ -147,7 +153,9 @@ def _end(command: str, epilogue: str) -> str:
 
 
 def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return all options of sbatch for each component of the job. With --het, the first component is that of the ps.
+    """Return all options of sbatch by long name, for each component of the job.
+
+    With --het there are two components: the ps, and all other tasks. Other jobs have one component.
 
     Raises:
         OptionError: The options contradict the roles, or each other.
@@ -189,7 +197,7 @@ def place_by_component(spec: BatchSpec) -> str:
 
 
 def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ...]:
-    """Return the options for the component of the ps, and for the component of the other tasks."""
+    """Return the options of sbatch for the two components of a heterogeneous job: the ps, and all other tasks."""
     place_by_component(spec)
     if "array" in options:
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")
@@ -214,9 +222,10 @@ def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
 
 
 def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
-    """Return `options` with those for --gpus-per-worker: GPUs of each node, and tasks spread evenly over the nodes.
+    """Return `options` with those that --gpus-per-worker needs: GPUs of each node, and tasks of each node.
 
-    Without --gpus-per-worker, without workers, or with another request for GPUs, `options` are returned unchanged.
+    The tasks are spread evenly over the nodes, unless --ntasks-per-node is given. Without --gpus-per-worker, without
+    workers, or if `options` request GPUs already, they are returned unchanged.
     """
     workers = spec.counts.get("worker", 0)
     if spec.gpus_per_worker is None or not workers or set(_GPU_OPTIONS) & set(options):
@@ -236,9 +245,10 @@ def _add_gpus(options: dict[str, str], spec: BatchSpec) -> dict[str, str]:
 
 
 def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
-    """Add the options for a requeue to `options`. Change --signal so that only the launcher receives it.
+    """Add to `options` what --requeue of the job needs, and let only the batch script receive the signal of --signal.
 
-    With --single there is no launcher, and --signal is kept.
+    --requeue adds the options requeue and, unless given, signal of sbatch. The batch script's process is the launcher,
+    or forwards signals to it. With --single there is no launcher, and --signal is kept.
     """
     if spec.requeue is not None:
         options.setdefault("requeue", "")
@@ -260,7 +270,15 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
 
 
 def _check_warning(warning: str, limit: str) -> None:
-    """Refuse a --signal that comes so long before the time limit that the job could not train before it."""
+    """Check that the job can train before Slurm sends it the signal of --signal.
+
+    Args:
+        warning: The value of --signal, such as "B:USR1@120".
+        limit: The value of --time, or "".
+
+    Raises:
+        OptionError: Slurm might send the signal as soon as the job starts.
+    """
     before = int(warning.partition("@")[2] or _WARNING_SECONDS)
     seconds = parse_time_limit(limit)
     if seconds is not None and seconds <= before + _WARNING_SECONDS:
