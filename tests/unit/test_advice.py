@@ -157,3 +157,4 @@ def test_end_counts_from_the_last_step() -> None:
     curves = Curves(samples_of(*samples), 2)
     usage = summarize_usage(["chief/0", "ps/0"], curves, Timeline(0, 80, (), (), (), None), SlurmResources())
     assert usage.seconds_after_last_step == 50
+    assert usage.tasks[0].steps_per_second == pytest.approx(3 / 70)  # the rate of the last sample is still unknown

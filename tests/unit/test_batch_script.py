@@ -114,11 +114,29 @@ def as_run(spec: BatchSpec) -> JobSpec:
     return JobSpec(spec.command, **{name: getattr(spec, name) for name in options_of(JobSpec)})
 
 
-@pytest.mark.parametrize("name", ["plain", "everything", "requeue", "array"])
+RUN_ARGUMENTS = {
+    "plain": ["--workers", "2", "--name", "train", *TRAIN],
+    "requeue": ["--workers", "2", "--name", "train", "--requeue", "5", *TRAIN],
+    "array": ["--workers", "1", "--name", "train", *TRAIN, "--rate", "0.1"],
+    "everything": [
+        *["--ps", "2", "--workers", "2", "--evaluators", "1", "--no-chief", "--placement", "spread"],
+        *["--gpus-per-worker", "1", "--name", "digits", "--runs-directory", "/scratch/my runs", "--interface", "ib*"],
+        *["--ports", "40000-40009,40020", "--control-port", "40500", "--start-timeout", "60"],
+        *["--heartbeat-timeout", "5.5", "--heartbeat-interval", "0.25", "--max-worker-restarts", "0"],
+        *["--max-attempts", "3", "--grace-period", "0", "--stop-signal", "SIGUSR1", "--finish-timeout", "10"],
+        *["--stall-timeout", "600", "--require-servers", "--srun", "cpu-bind=cores", "--srun", "label"],
+        *["--", "python", "my train.py", "--words", 'it\'s "two"', "$HOME", "*", "", "two\nlines", "--", "\r\n"],
+    ],
+}
+"""The arguments of `tf4slurm run --site none` in the scripts of these names, for the first element of an array."""
+
+
+@pytest.mark.parametrize("name", RUN_ARGUMENTS)
 def test_run_in_job_gets_the_submitted_spec(name: str, tmp_path: Path, recorder: Path) -> None:
     words = [word for word in SCRIPTS[name] if word not in ("--python", "/opt/py/bin/python")]
     spec = job_of(*words, program=recorder)
     arguments = run_script(make_script(spec), tmp_path, SLURM_ARRAY_TASK_ID="0")
+    assert arguments == ["run", "--site", "none", *RUN_ARGUMENTS[name]]
     extra = spec.array_lines[0] if spec.array_lines else ()
     assert spec_from(arguments) == as_run(replace(spec, command=(*spec.command, *extra)))
 
@@ -247,6 +265,42 @@ def test_modules_are_loaded_in_order_by_exported_function(tmp_path: Path) -> Non
 def test_last_line_makes_the_same_job(spec: BatchSpec) -> None:
     last = make_script(spec).splitlines()[-1]
     assert spec_from(shlex.split(last)[2:]) == as_run(spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": 3}, "--workers 3 --name train"),
+        ({"workers": 1, "ps": 0, "chief": False}, "--ps 0 --workers 1 --no-chief --name train"),
+        (
+            {
+                **{"ps": 2, "workers": 4, "evaluators": 1, "data_workers": 2, "placement": "spread"},
+                **{"gpus_per_worker": 2, "gres": "gpu:2"},
+            },
+            "--ps 2 --workers 4 --evaluators 1 --data-workers 2 --placement spread --gpus-per-worker 2 --name train",
+        ),
+        (
+            {"workers": 1, "name": "a.b", "runs_directory": Path("my runs"), "interface": "{host}-ib0"},
+            "--workers 1 --name a.b --runs-directory 'my runs' --interface '{host}-ib0'",
+        ),
+        (
+            {"workers": 1, "start_timeout_seconds": 90.5, "heartbeat_timeout_seconds": 20.0},
+            "--workers 1 --name train --start-timeout 90.5 --heartbeat-timeout 20",
+        ),
+        (
+            {
+                **{"workers": 1, "heartbeat_interval_seconds": 0.001, "max_attempts": 2},
+                **{"grace_period_seconds": 0.0, "stall_timeout_seconds": 1e6},
+            },
+            "--workers 1 --name train --heartbeat-interval 0.001 --max-attempts 2 --grace-period 0 "
+            "--stall-timeout 1000000",
+        ),
+    ],
+)
+def test_last_line_has_the_options_that_are_not_at_their_default(options: dict[str, Any], words: str) -> None:
+    spec = BatchSpec(program=("tf4slurm",), command=("python", "train.py"), **options)
+    last = make_script(spec).splitlines()[-1]
+    assert last == f"exec tf4slurm run --site none {words} -- python train.py"
 
 
 def test_requeued_job_writes_new_output_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tf4slurm.jobs.schema import Sample
 from tf4slurm.reports.charts import Chart, describe_values, make_lines, make_point_lines
 from tf4slurm.reports.metrics import MetricPoint, MetricSeries
 from tf4slurm.reports.summary import MAX_POINTS, Curves, summarize_usage
-from tf4slurm.reports.timeline import Timeline
+from tf4slurm.reports.timeline import Timeline, TimelineEvent
 from tf4slurm.slurm.parsing import SlurmResources
 from tf4slurm.system.typed_json import from_json
 
@@ -36,10 +36,19 @@ def test_counter_without_change_has_rate_zero_after_a_timeout() -> None:
     assert curves.cores == [[None, 0.0, 0.0, 0.0, 0.0, 0.0]]
 
 
-def test_mean_of_cores_counts_each_sample_for_its_time() -> None:
-    samples = [sample(at, cpu_seconds=[used]) for at, used in ((0, 0.0), (10, 10.0), (20, 20.0), (20.5, 24.0))]
+def test_means_count_each_sample_for_its_time() -> None:
+    measured = ((0, 0.0, 0), (10, 10.0, 40), (15, 15.0, 50), (16, 21.0, 56))  # seconds, processor seconds, step
+    samples = [sample(at, cpu_seconds=[used], step=[step]) for at, used, step in measured]
     usage = summarize_usage(["chief/0"], Curves(samples, 1), Timeline(0, 21, (), (), (), None), SlurmResources())
-    assert usage.tasks[0].cores == pytest.approx(24 / 20.5)
+    assert (usage.tasks[0].cores, usage.tasks[0].steps_per_second) == (1.3125, 3.5)  # 21 and 56 in 16 s
+
+
+def test_mean_steps_per_second_are_those_from_the_first_step_to_the_outcome() -> None:
+    steps = ((0, 0), (10, 100), (20, 140), (40, 240), (50, 340))
+    samples = [sample(at, step=[step, None]) for at, step in steps]
+    timeline = Timeline(0, 50, (), (TimelineEvent(45, "outcome", ""),), (), 15)
+    usage = summarize_usage(["chief/0", "ps/0"], Curves(samples, 2), timeline, SlurmResources())
+    assert [task.steps_per_second for task in usage.tasks] == [pytest.approx(14 / 3), None]  # 140 from 10 s to 40 s
 
 
 def test_counter_that_falls_was_restarted() -> None:
@@ -75,12 +84,20 @@ def test_damaged_sample_makes_no_curve(line: Sample) -> None:
     assert curves.seconds[:1] == [1]
 
 
-def test_real_job() -> None:
-    curves = Curves(RunDirectory(RUNS / "digits").read_lines(Sample), 4)
-    chief = [rate for rate in curves.steps[0] if rate]
-    assert 20 < min(chief) < max(chief) < 200
-    assert all(0 <= (cores or 0) < 4 for column in curves.cores for cores in column)
-    assert max(column[-1] or 0 for column in curves.memory) > 500e6
+def test_curves_of_a_real_job() -> None:
+    curves = Curves(RunDirectory(RUNS / "broken").read_lines(Sample), 4)
+    steps = [110, 88, 68.75]  # 66 at 22.37 s, 286 at 24.37 s, 462 at 26.37 s, 572 at 27.97 s
+    assert curves.steps[0] == [*[None] * 11, *map(pytest.approx, steps)]
+    assert curves.steps[1:] == [[None] * 14] * 3
+    # 0.3 at 4.3 s, 1.57 at 10.33 s, 2.89 at 14.34 s, 4.28 at 20.36 s, 5.5 at 24.37 s
+    cores = [*[0.21061] * 3, *[0.32918] * 2, *[0.2309] * 3, *[0.30424] * 2]
+    assert curves.cores[0] == [None, None, *(pytest.approx(each, abs=1e-5) for each in cores), None, None]
+    assert curves.memory[0][-3:] == [651_501_568] * 3
+    assert (curves.peak_memory[0], curves.total_sent[1], curves.total_received[1]) == (
+        651_501_568,
+        22_194_977,
+        1_608_488,
+    )
 
 
 def test_many_tasks_of_a_role_are_one_line_with_a_band() -> None:

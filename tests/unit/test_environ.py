@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from pathlib import Path
-
 import pytest
 
 from tests.captures import OUTSIDE_OF_STEPS, capture_of
 from tf4slurm.errors import LayoutError, SlurmEnvironmentError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step, without_step
 
-DATA = Path(__file__).parent.parent / "data"
-BATCH: dict[str, str] = json.loads((DATA / "batch-3-nodes-7-tasks.json").read_text())["environments"][0]
-RECORDED = {name: json.loads((DATA / name).read_text()) for name in ("step-3-nodes-7-tasks.json", "step-cyclic.json")}
-TASK: dict[str, str] = RECORDED["step-3-nodes-7-tasks.json"]["environments"][6]
+ENVIRON = capture_of("uneven-n7-plane2").environs[0]
+HET = capture_of("het-batch").environs[3]
+BATCH = OUTSIDE_OF_STEPS["sbatch-srun-batch"]
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_rank_and_node_of_every_task_of_a_recorded_step(name: str) -> None:
-    environments, nodes = RECORDED[name]["environments"], RECORDED[name]["nodes"]
-    steps = [SlurmStep.from_environ(environ) for environ in environments]
-    assert {str(step.rank): step.node_name for step in steps} == nodes
-    assert {step.num_tasks for step in steps} == {len(nodes)}
-    for node, count in Counter(nodes.values()).items():
-        assert sorted(step.local_rank for step in steps if step.node_name == node) == list(range(count))
+def environ_with(**changes: str | None) -> dict[str, str]:
+    """Return the environment of a task with these changes. None removes a variable."""
+    return {name: value for name, value in {**ENVIRON, **changes}.items() if value is not None}
+
+
+def step(**changes: str | None) -> SlurmStep:
+    return SlurmStep.from_environ(environ_with(**changes))
 
 
 @pytest.mark.parametrize(
@@ -41,10 +35,7 @@ def test_rank_and_node_of_every_task_of_a_recorded_step(name: str) -> None:
     ],
 )
 def test_optional_variables(variable: str, value: str | None, field: str, expected: object) -> None:
-    environ = {name: text for name, text in TASK.items() if name != variable}
-    if value is not None:
-        environ[variable] = value
-    assert getattr(SlurmStep.from_environ(environ), field) == expected
+    assert getattr(step(**{variable: value}), field) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,37 +44,34 @@ def test_optional_variables(variable: str, value: str | None, field: str, expect
 )
 @pytest.mark.parametrize("value", [None, ""])
 def test_error_names_a_missing_variable(variable: str, value: str | None) -> None:
-    environ = {name: text for name, text in TASK.items() if name != variable}
-    if value is not None:
-        environ[variable] = value
     with pytest.raises(SlurmEnvironmentError) as caught:
-        SlurmStep.from_environ(environ)
+        step(**{variable: value})
     assert str(caught.value).startswith(f"{variable} is not set: this process is not a task of a Slurm step. ")
     assert (caught.value.variable, caught.value.value) == (variable, None)
 
 
 def test_the_tasks_of_a_node_try_different_reserved_ports_first() -> None:
-    on_first_node = RECORDED["step-3-nodes-7-tasks.json"]["environments"][:5]
+    on_first_node = capture_of("sbatch-srun").environs[:5]
     candidates = [SlurmStep.from_environ(environ).port_candidates for environ in on_first_node]
     assert [ports[0] for ports in candidates] == [23163, 23164, 23165, 23166, 23167]
     assert candidates[4] == (23167, 23168, 23163, 23164, 23165, 23166)
 
 
 def test_more_tasks_than_reserved_ports_begin_again() -> None:
-    environ = {**TASK, "SLURM_LOCALID": "7", "SLURM_STEP_RESV_PORTS": "23000-23002"}
-    assert SlurmStep.from_environ(environ).port_candidates == (23001, 23002, 23000)
+    read = step(SLURM_LOCALID="7", SLURM_STEP_RESV_PORTS="23000-23002")
+    assert read.port_candidates == (23001, 23002, 23000)
 
 
 def test_without_reserved_ports_there_are_no_candidates() -> None:
-    assert SlurmStep.from_environ({**TASK, "SLURM_STEP_RESV_PORTS": ""}).port_candidates == ()
+    assert step(SLURM_STEP_RESV_PORTS="").port_candidates == ()
 
 
 @pytest.mark.parametrize("step_id", ["0", "7", "4294967279"])
 def test_task_is_in_step(step_id: str) -> None:
-    assert is_in_step({**TASK, "SLURM_STEP_ID": step_id})
+    assert is_in_step(environ_with(SLURM_STEP_ID=step_id))
 
 
-@pytest.mark.parametrize("environ", [{}, BATCH, *OUTSIDE_OF_STEPS.values()], ids=["none", "batch", *OUTSIDE_OF_STEPS])
+@pytest.mark.parametrize("environ", [{}, *OUTSIDE_OF_STEPS.values()], ids=["none", *OUTSIDE_OF_STEPS])
 def test_batch_script_and_interactive_shell_are_in_no_step(environ: dict[str, str]) -> None:
     assert not is_in_step(environ)
     with pytest.raises(
@@ -94,17 +82,9 @@ def test_batch_script_and_interactive_shell_are_in_no_step(environ: dict[str, st
 
 @pytest.mark.parametrize("step_id", [*map(str, range(-6, 0)), *(str(2**32 - number) for number in range(1, 7))])
 def test_reserved_step_id_is_not_a_task(step_id: str) -> None:
-    assert not is_in_step({**TASK, "SLURM_STEP_ID": step_id})
+    assert not is_in_step(environ_with(SLURM_STEP_ID=step_id))
     with pytest.raises(SlurmEnvironmentError, match=f"^SLURM_STEP_ID is '{step_id}': "):
-        SlurmStep.from_environ({**TASK, "SLURM_STEP_ID": step_id})
-
-
-ENVIRON = capture_of("uneven-n7-plane2").environs[0]
-HET = capture_of("het-batch").environs[3]
-
-
-def step(**changes: str) -> SlurmStep:
-    return SlurmStep.from_environ({**ENVIRON, **changes})
+        step(SLURM_STEP_ID=step_id)
 
 
 def test_ordinary_step() -> None:

@@ -103,3 +103,9 @@ def test_table_on_a_narrow_terminal_leaves_out_columns(
     monkeypatch.setenv("COLUMNS", str(columns))
     assert fit_table(ROWS, ("ADDRESS", "NODE"), Terminal())[0].split() == headings.split()
     assert fit_table(ROWS, ("ADDRESS", "NODE"), io.StringIO()) == format_table(ROWS)
+
+
+def test_help_of_grow_has_its_default_of_output() -> None:
+    text = help_of("grow")
+    assert "worker-%A_%a.out" in text
+    assert "slurm-<id>.out" not in text

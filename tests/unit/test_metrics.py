@@ -66,18 +66,24 @@ def test_last_value_is_the_last_finite_number_and_the_first_other_one_is_noted()
 
 
 def test_step_rates_are_means_over_a_second_and_begin_again_after_a_restart() -> None:
-    steps = [(0.0, 0), (0.4, 2), (1.0, 5), (1.5, 6), (3.0, 15), (4.0, 2), (6.0, 4), (6.5, 4)]
+    steps = [(0.0, 0), (0.4, 2), (1.0, 5), (1.5, 6), (3.0, 9), (4.0, 2), (6.0, 3), (6.5, 3)]
     metrics = collect({("chief/0", 1): [entry(at, step) for at, step in steps]})
     assert [(point.seconds, point.step, point.value) for point in metrics.step_rates["chief/0"]] == [
         (1.0, 5, 5.0),
-        (3.0, 15, 5.0),
-        (6.0, 4, 1.0),
+        (3.0, 9, 2.0),
+        (6.0, 3, 0.5),
     ]
     assert metrics.series == {}
     many = collect({("chief/0", 1): [entry(at, 10 * at) for at in range(10_000)]}).step_rates["chief/0"]
     assert len(many) <= 240
     assert {point.value for point in many} == {10.0}
     assert collect({("chief/0", 1): [entry(1, 1)]}).step_rates == {}
+
+
+def test_step_rates_begin_again_with_a_new_attempt_whose_steps_are_higher() -> None:
+    entries = {("chief/0", 1): [entry(0, 0), entry(2, 8)], ("chief/0", 2): [entry(12, 28), entry(16, 30)]}
+    rates = collect(entries).step_rates["chief/0"]
+    assert [(point.seconds, point.value, point.attempt) for point in rates] == [(2.0, 4.0, 1), (16.0, 0.5, 2)]
 
 
 def test_metrics_beyond_the_limit_are_counted() -> None:

@@ -18,7 +18,7 @@ from tf4slurm.control.messages import ObservedState, Registration, ScriptState
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import IMPORT_SECONDS, Outcome
 from tf4slurm.control.state import JobState
-from tf4slurm.jobs.recorder import Recorder, describe_task
+from tf4slurm.jobs.recorder import Progress, Recorder, describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import StatusFile
 from tf4slurm.spec.job_spec import JobSpec
@@ -92,3 +92,30 @@ def test_task_is_importing_until_it_serves_or_reports(
     now = 100.0 + seconds
     assert state.tasks.describe_phase(state.phase, now) == phase
     assert [describe_task(state.tasks, record, 100.0, now).state for record in state.tasks] == states
+
+
+@pytest.mark.parametrize(
+    ("steps", "now", "steps_per_second", "seconds_since_step"),
+    [
+        ([], 5, None, None),
+        ([(5, 10)], 5, None, 0.0),
+        ([(0, 10), (2, 20), (4, 40)], 4, 7.5, 0.0),
+        ([(0, 10), (2, 20), (4, 40)], 6, 5.0, 2.0),  # time passes without a new report
+        ([(0, 5), (2, 9), (6, 9)], 8, 0.5, 6.0),  # the step is reported again
+        ([(0, 1), (3, 2)], 3, 0.33, 0.0),  # rounded
+        ([(0, 0), (10, 100), (20, 110), (30, 120), (40, 130)], 40, 1.0, 0.0),  # 30 from 10 s on; the first is too old
+        ([(0, 50), (10, 100), (12, 20), (14, 30)], 14, 5.0, 0.0),  # a restarted script repeats steps
+        ([(0, 50), (10, 100), (12, None)], 14, None, None),  # a restarted script has not reported a step yet
+        ([(0, 50), (10, 100), (12, None), (14, 60), (16, 72)], 18, 3.0, 2.0),
+    ],
+)
+def test_steps_per_second_of_a_task(
+    steps: list[tuple[float, int | None]], now: float, steps_per_second: float | None, seconds_since_step: float | None
+) -> None:
+    progress = Progress()
+    for at, step in steps:
+        progress.note(step, at)
+    state = JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_, **__: None)
+    (record,) = state.tasks
+    task = describe_task(state.tasks, record, 0.0, now, progress)
+    assert (task.steps_per_second, task.seconds_since_step) == (steps_per_second, seconds_since_step)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.captures import capture_of
 from tests.unit.test_service_and_client import CREDENTIALS, OTHER_JOB, SHARED, cancel, serving, until
 from tf4slurm.agent.rendezvous import (
     LocalTask,
@@ -45,8 +46,7 @@ from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.variables import AGENT_VARIABLES, RANK_VARIABLE
 
-DATA = Path(__file__).parent.parent / "data"
-STEP: dict[str, str] = json.loads((DATA / "step-3-nodes-7-tasks.json").read_text())["environments"][1]
+STEP = capture_of("sbatch-srun").environs[1]
 SERVICE = ControlEndpoint((Address("10.0.0.1", 5000), Address("fd00::1", 5000)), SHARED)
 HERE = LocalTask(0, "laptop")
 LIMITS = JobSpec(heartbeat_interval_seconds=0.05, heartbeat_timeout_seconds=2)

@@ -84,6 +84,15 @@ def test_report_of_a_failed_job_shows_the_reason_first() -> None:
     assert "chief-0.1.log" in block
 
 
+def test_chart_of_steps_per_second_has_the_rates_between_reports() -> None:
+    charts = [json.loads(value) for name, value in page_of(RUNS / "broken").attributes if name == "data-chart"]
+    (chart,) = [chart for chart in charts if chart["title"] == "Steps per second"]
+    (table,) = chart["tables"]
+    # step 66 at 22.37 s, 286 at 24.37 s, 462 at 26.37 s, 572 at 27.97 s
+    assert table["xs"] == pytest.approx([24.37, 26.37, 27.97], abs=0.001)
+    assert [(line["name"], line["ys"]) for line in table["lines"]] == [("chief/0", [110, 88, 68.75])]
+
+
 def test_page_loads_nothing() -> None:
     text = make_report(JobSummary(RunDirectory(RUNS / "digits")))
     text = text.replace("https://github.com/leeoniya/uPlot", "", 1)  # in the first line of the library
@@ -151,6 +160,16 @@ def cells_of(run: Path) -> list[list[str]]:
     """Return the rows of the table of resource usage."""
     text = make_report(JobSummary(RunDirectory(run))).partition("Resource usage</h2>")[2].partition("</table>")[0]
     return [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in text.split("</tr>")[:-1]]
+
+
+def test_usage_of_a_real_job() -> None:
+    # Cores: from 20.36 s to 24.37 s, chief 1.22, ps 1.63, workers 1.47 and 1.87 processor seconds.
+    assert cells_of(RUNS / "broken")[1:] == [
+        ["chief", "1", "0.304", "0.304", "652 MB", "–", "–"],
+        ["ps", "1", "0.406", "0.406", "644 MB", "22.2 MB", "1.61 MB"],
+        ["worker", "2", "0.416", "0.466", "669 MB", "22.3 MB", "1.73 MB"],
+        ["job", "4", "1.54", "", "2.63 GB", "44.5 MB", "3.33 MB"],
+    ]
 
 
 def test_usage_has_gpu_columns_only_if_a_gpu_was_measured(run: Path) -> None:
@@ -333,6 +352,9 @@ def test_comparison_shows_both_jobs(run: Path, tmp_path: Path) -> None:
     facts = {name: (first, second) for name, first, second in rows}
     assert facts["outcome"] == ("COMPLETED", "FAILED")
     assert facts["duration"] == ("55 s", "28 s")
+    # 3,061 steps from 22.37 s to 54.47 s, and 396 from 22.37 s to 26.37 s, the last sample before the outcome
+    assert facts["steps per second, mean"] == ("95.4", "99")
+    assert facts["cores in use, mean"] == ("1.4", "1.54")
     assert facts["loss"] == ("last 4.58e-05, best 4.58e-05 at step 3,303", "last 0.00348, best 0.00348 at step 572")
     assert facts["command"] == ("python train.py --epochs 150 --seed 1", "python train_broken.py --epochs 60")
     assert "Python" not in facts  # it does not differ

@@ -18,7 +18,7 @@ from tf4slurm.control.clock import JobClock
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.recorder import EventLog
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
-from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, Sample
+from tf4slurm.jobs.schema import JobFile, LastState, ResultFile, Sample, WorkerArray
 
 MAKERS = {"create": lambda path: RunDirectory.create(path.parent, path.name), "open": RunDirectory.open}
 UNUSABLE = {"parent is a file": "file/runs/digits", "itself a file's child": "file/digits", "kernel's": "/proc/runs/x"}
@@ -207,3 +207,14 @@ def test_file_system_that_shows_other_owners_is_refused(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("TF4SLURM_TRUST", str(tmp_path))
     assert RunDirectory.create(tmp_path, "digits").path == tmp_path / "digits"
+
+
+def test_simultaneous_grows_and_joins_lose_no_array(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "train-4711")
+    job_ids = [*map(str, range(100))]
+    with ThreadPoolExecutor(8) as threads:
+        for job_id in job_ids:
+            threads.submit(directory.add_worker_arrays, WorkerArray(job_id))
+            threads.submit(directory.add_worker_arrays)  # as `join` does
+    assert sorted((array.job_id for array in directory.read_lines(WorkerArray)), key=int) == job_ids
+    assert mode_of(directory.path / "worker_arrays.jsonl") == 0o600

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.captures import CAPTURES, Capture, capture_of
@@ -48,6 +50,8 @@ def test_rank_and_node_of_every_task(capture: Capture) -> None:
         assert step.node_ranks[step.local_rank] == rank
         assert sum(step.tasks_per_node) == step.num_tasks == len(capture.nodes_by_rank)
         assert set(step.nodes) == set(capture.nodes_by_rank)
+    for node, count in Counter(capture.nodes_by_rank).items():
+        assert sorted(step.local_rank for step in steps_of(capture) if step.node_name == node) == [*range(count)]
 
 
 def test_wrong_layout_is_refused_by_a_misplaced_task() -> None:
