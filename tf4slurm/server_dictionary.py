@@ -66,7 +66,7 @@ class ServerDictionary(NamedTuple):
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """All tasks of the cluster spec except the ps: the chief, then the workers, in the same order everywhere."""
+        """All tasks of the cluster spec except the ps. The chief is first, and the order is the same everywhere."""
         roles = sorted(set(self.cluster) - {"ps"})
         return tuple(Task(role, index) for role in roles for index in range(len(self.cluster[role])))
 
