@@ -44,6 +44,7 @@ def script(spec: BatchSpec) -> str:
     from tf4slurm.submission.batch_script import make_script
     from tf4slurm.submission.snapshot import place_snapshot
 
+    spec.warn_of_mistakes()
     return make_script(place_snapshot(spec))
 
 

@@ -33,7 +33,7 @@ def test_without_home_settings_and_registry_use_the_password_database(
     set_passwd_home(monkeypatch, tmp_path)
     assert SettingsPaths.from_environ(environ, tmp_path).user == tmp_path / ".config/tf4slurm"
     register_job("train-1", tmp_path / "runs", environ, "1")
-    assert (tmp_path / ".local/state/tf4slurm/jobs/train-1.json").exists()
+    assert len([*(tmp_path / ".local/state/tf4slurm/jobs").glob("train-1-*.json")]) == 1
     assert [job.name for job in registered_jobs(environ)] == ["train-1"]
 
 

@@ -11,6 +11,7 @@ import tarfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,42 @@ def test_lines_that_the_sites_python_prints_are_left_out(tmp_path: Path) -> None
     python.write_text(f'#!/bin/sh\necho "[Welcome]"\n{sys.executable} "$@"\necho Bye\n')
     python.chmod(0o755)
     assert find_environment(str(python), os.environ).prefix == sys.prefix
+
+
+def test_archive_that_another_job_has_just_written_is_not_removed(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow job finds no archive. Then a fast job writes it, and opens it after the slow job has gone on."""
+    has_looked, is_written, has_gone_on, is_read = (threading.Event() for _ in range(4))
+    look, write = environment_archive._is_own, environment_archive._write_archive
+
+    def slow_look(path: Path) -> bool:
+        found = look(path)
+        if threading.current_thread().name == "slow":
+            has_looked.set()
+            assert is_written.wait(60)
+        return found
+
+    def fast_write(*arguments: Any) -> None:
+        is_slow = threading.current_thread().name == "slow"
+        if is_slow:
+            has_gone_on.set()
+            assert is_read.wait(60)
+        write(*arguments)
+        if not is_slow:
+            is_written.set()
+            assert has_gone_on.wait(60)
+
+    monkeypatch.setattr(environment_archive, "_is_own", slow_look)
+    monkeypatch.setattr(environment_archive, "_write_archive", fast_write)
+    slow = threading.Thread(target=read, args=(archive, Path(__file__)), name="slow")
+    slow.start()
+    assert has_looked.wait(60)
+    try:
+        assert read(archive, Path(__file__)) == [f"0/{Path(__file__).name}"]
+    finally:
+        is_read.set()
+        slow.join(60)
 
 
 def other_users_archive(path: Path) -> None:

@@ -51,6 +51,14 @@ def test_local_jobs_that_started_in_the_same_second_have_their_own_run_directori
     assert [latest_run(find_job(str(run.path), environ)) for run in runs] == runs
 
 
+def test_jobs_of_the_same_name_in_two_directories_are_both_registered(environ: dict[str, str], tmp_path: Path) -> None:
+    names = ("train-20261123-092334", "train-20261123-092334", "train 1", "train_1")
+    jobs = [register_job(name, tmp_path / f"runs-{number}", environ) for number, name in enumerate(names)]
+    assert registered_jobs(environ) == jobs[::-1]
+    again = register_job(jobs[0].name, tmp_path / "runs-0", environ)  # as a requeued job does
+    assert registered_jobs(environ) == [again, *jobs[:0:-1]]
+
+
 def test_unregistered_job_is_found_by_the_path_of_its_run_directory(environ: dict[str, str], tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "train-9")
     run.write(JobFile(job_id="9"))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,13 +208,45 @@ def test_git_snapshot_without_tracked_files_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "x.code").exists()
 
 
+@pytest.mark.parametrize("kind", ["git", "copy"])
+def test_snapshot_is_private_at_every_moment(source: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.chmod(0o755)
+    target = source / "runs" / "train.code"
+    modes = []
+    change = os.chmod
+
+    def record(path: str | Path, mode: int, **options: Any) -> None:
+        change(path, mode, **options)
+        modes.append(target.stat().st_mode & 0o777)
+
+    monkeypatch.setattr(os, "chmod", record)
+    take_snapshot(kind, source, target)
+    assert {*modes, target.stat().st_mode & 0o777} == {0o700}
+
+
+def test_second_snapshot_of_a_name_has_a_directory_of_its_own(source: Path) -> None:
+    target = source / "runs" / "train.code"
+    target.symlink_to("gone")
+    places = [take_snapshot("copy", source, target) for _ in range(2)]
+    assert [path.name for path in places] == ["train-2.code", "train-3.code"]
+    assert {len(files(path)) for path in places} == {3}
+    with pytest.raises(OptionError):
+        take_snapshot("git", source, target, ("python", "notes.py"))
+    assert sorted(os.listdir(target.parent)) == ["train-1", "train-2.code", "train-3.code", "train.code"]
+
+
+def test_copy_beside_the_code_does_not_contain_itself(source: Path) -> None:
+    take_snapshot("copy", source, source / "train.code")
+    assert "train.code" not in os.listdir(source / "train.code")
+
+
 def test_unwritable_target_is_refused_with_its_path(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         take_snapshot("copy", source, tmp_path / "file" / "x.code")
 
 
-def test_snapshot_is_placed_beside_runs_in_free_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_is_placed_beside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     without = BatchSpec(("python", "train.py"), workers=1)
     assert place_snapshot(without) == without
@@ -222,6 +255,5 @@ def test_snapshot_is_placed_beside_runs_in_free_directory(tmp_path: Path, monkey
     assert placed.runs_directory == tmp_path / "runs"
     assert placed.directory is not None
     assert placed.directory.parent == tmp_path / "runs"
-    placed.directory.mkdir(parents=True)
-    assert place_snapshot(spec).directory != placed.directory
+    assert list(tmp_path.iterdir()) == []
     assert place_snapshot(placed) == placed

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import tf4slurm
-from tf4slurm.errors import LaunchError, RefusedError
+from tf4slurm import api
+from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError
 from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.submission.submit import estimate, submit, submit_environment, submit_script
 
 NO_ANSWER = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
@@ -115,6 +120,90 @@ def test_script_of_a_job_that_may_be_queued_is_kept(
     kept = [str(path) for path in (sbatch / "runs").glob("*.draft")]
     assert caplog.messages == [f"the batch script is kept as {path}" for path in kept]
     assert len(kept) == is_kept
+
+
+@pytest.fixture
+def spec(sbatch: Path, monkeypatch: pytest.MonkeyPatch) -> BatchSpec:
+    """A job with a snapshot of a directory with one file. All jobs are submitted in the same second."""
+    (sbatch / "project").mkdir()
+    (sbatch / "project" / "train.py").touch()
+    monkeypatch.chdir(sbatch / "project")
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    (sbatch / "does").write_text("echo $$")
+    return BatchSpec(("/bin/sh", "train.py"), workers=1, snapshot="copy", runs_directory=sbatch / "runs")
+
+
+def test_simultaneous_submissions_have_a_snapshot_each(spec: BatchSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 8
+    have_names = threading.Barrier(number)
+
+    def place(spec: BatchSpec) -> BatchSpec:
+        placed = place_snapshot(spec)
+        have_names.wait(60)
+        return placed
+
+    monkeypatch.setattr("tf4slurm.submission.submit.place_snapshot", place)
+    with ThreadPoolExecutor(number) as threads:
+        jobs = [each.result() for each in [threads.submit(submit, spec, os.environ) for _ in range(number)]]
+    scripts = [job.batch_script.read_text() for job in jobs]
+    directories = {Path(match[1]) for text in scripts if (match := re.search(r"^cd (\S+) \|\|", text, re.MULTILINE))}
+    assert len(directories) == number
+    assert {path for path in spec.runs_directory.iterdir() if path.is_dir()} == directories
+    assert [sorted(os.listdir(path)) for path in directories] == [["train.py"]] * number
+
+
+@pytest.mark.parametrize("failing", ["snapshot._keep_links", "submit._write_draft", "submit.make_output_directory", ""])
+def test_failed_submission_removes_only_its_own_snapshot(
+    spec: BatchSpec, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(spec: BatchSpec) -> BatchSpec:  # another submission takes the name
+        placed = place_snapshot(spec)
+        assert placed.directory is not None
+        placed.directory.mkdir(parents=True)
+        (placed.directory / "train.py").touch()
+        return placed
+
+    def fail(*arguments: object) -> None:
+        raise RunDirectoryError("No space is left.", path="")
+
+    monkeypatch.setattr("tf4slurm.submission.submit.place_snapshot", place)
+    Path("../does").write_text("echo 'sbatch: error: Invalid qos' >&2; exit 1")
+    if failing:
+        monkeypatch.setattr(f"tf4slurm.submission.{failing}", fail)
+    with pytest.raises((RefusedError, RunDirectoryError)):
+        submit(spec, os.environ)
+    (kept,) = spec.runs_directory.iterdir()
+    assert os.listdir(kept) == ["train.py"]
+
+
+def test_given_directory_of_a_snapshot_is_refused_and_kept_if_it_exists(spec: BatchSpec) -> None:
+    project = Path.cwd()
+    with pytest.raises(RunDirectoryError, match="exists"):
+        submit(dataclasses.replace(spec, directory=project), os.environ)
+    assert os.listdir(project) == ["train.py"]
+    with pytest.raises(RunDirectoryError, match="exists"):
+        take_snapshot("copy", project, project, is_fixed=True)
+    assert os.listdir(project) == ["train.py"]
+    assert not spec.runs_directory.exists()
+
+
+def test_snapshot_and_script_are_kept_if_the_submission_is_interrupted(
+    spec: BatchSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tf4slurm.submission.submit.submit_script", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        submit(spec, os.environ)
+    assert sorted(path.suffix for path in spec.runs_directory.iterdir()) == [".code", ".draft"]
+
+
+def test_script_and_estimate_of_a_job_with_a_snapshot_create_nothing(spec: BatchSpec) -> None:
+    before = {*Path("..").rglob("*")} | {Path("../arguments"), Path("../script")}  # of the fake sbatch
+    assert "train-20260101-000000.code" in api.script(spec)
+    api.estimate(spec, environ=os.environ)
+    assert {*Path("..").rglob("*")} == before
 
 
 @pytest.mark.parametrize("chosen", [False, True])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 import re
@@ -87,8 +88,7 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
     try:
         directory = _directory(environ)
         make_directories(directory, 0o700)
-        key = re.sub(r"[^\w.-]", "_", name)[:200]
-        with replacing(directory / f"{key}.json") as draft:
+        with replacing(directory / _file_name(job)) as draft:
             draft.write(to_versioned_json(job).encode())
             check_trusted(Path(draft.name), _INSTEAD)
         for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
@@ -96,6 +96,13 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
     except (OSError, UntrustedFileError) as error:
         logger.info("this job is not registered: %s", error)
     return job
+
+
+def _file_name(job: KnownJob) -> str:
+    """Return the name of a job's file. Local jobs in two directories may have the same name, so the path counts."""
+    path = os.fsencode(f"{job.runs_directory}/{job.name}")
+    readable = re.sub(r"[^\w.-]", "_", job.name)[:200]
+    return f"{readable}-{hashlib.sha256(path).hexdigest()[:16]}.json"
 
 
 def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:

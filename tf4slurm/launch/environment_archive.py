@@ -188,7 +188,6 @@ def open_archive(path: Path, files: list[File], relocate: Relocation, stopped: t
         if _is_own(archive):
             os.utime(archive)
         else:
-            archive.unlink(missing_ok=True)
             _remove_unused(directory, sum(file.facts.st_size for file in files))
             _write_archive(archive, files, relocate, stopped)
         return archive.open("rb")

@@ -63,7 +63,8 @@ class BatchSpec(JobSpec):
     """A job for sbatch. The attributes below are no options of the command line or of settings files.
 
     Attributes:
-        directory: Working directory of the job, such as its snapshot; None for the directory of the submission.
+        directory: Working directory of the job; None for the directory of the submission. With `snapshot`, a directory
+            that does not exist, for the snapshot; None for one beside the run directories.
         program: Command that runs the submitting tf4slurm.
         made_by: The command line that created this value; empty for a Python program.
         array_lines: The arguments of each element of the job array, read from `array_args`.

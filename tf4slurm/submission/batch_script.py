@@ -35,7 +35,6 @@ def make_script(spec: BatchSpec) -> str:
     Raises:
         OptionError: The options contradict the roles, or each other.
     """
-    spec.warn_of_mistakes()
     components = make_sbatch_options(spec)
     how = f"with:\n#   {quote(spec.made_by)}" if spec.made_by else "from Python."
     blocks = [

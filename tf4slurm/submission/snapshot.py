@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import json
 import os
 import shlex
@@ -17,29 +20,80 @@ from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.settings import repository_of
 from tf4slurm.system.directories import make_directories
+from tf4slurm.system.files import replacing
 from tf4slurm.system.versions import COMMIT_FILE, read_commit
 
 _TIMEOUT_SECONDS = 60.0
 _ENDING = ".code"
 _MAX_BYTES = 10**9
 _COPY = "Use --snapshot copy."
+_Ignore = Callable[[str, list[str]], list[str]]
+"""Returns which of the names in a directory are left out."""
 
 
 def place_snapshot(spec: BatchSpec) -> BatchSpec:
-    """Return the job with an unused directory for its snapshot, beside the run directories. Create nothing.
+    """Return the job with a path for its snapshot, beside the run directories. Create nothing.
 
-    A job without a snapshot, or with a directory for it, is returned unchanged.
+    If the path is taken, `take_snapshot` chooses another one. A job without a snapshot, or with a directory for it, is
+    returned unchanged.
     """
     if spec.snapshot == "none" or spec.directory is not None:
         return spec
     runs = spec.runs_directory.absolute()
-    stem = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (f"{stem}{'' if number == 1 else f'-{number}'}{_ENDING}" for number in range(1, 10_000))
-    directory = next(runs / name for name in names if not (runs / name).exists())
-    return replace(spec, runs_directory=runs, directory=directory)
+    name = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}{_ENDING}"
+    return replace(spec, runs_directory=runs, directory=runs / name)
 
 
-def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] = ()) -> None:
+def _paths(path: Path) -> Iterator[Path]:
+    """Yield train.code, train-2.code, train-3.code and so on."""
+    yield path
+    yield from (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+
+
+def take_snapshot(
+    kind: str, source: Path, target: Path, command: Sequence[str] = (), *, is_fixed: bool = False
+) -> Path:
+    """Copy files to a new directory, which only this user can enter (0700). Return its path.
+
+    The path is `target`, such as train.code, or train-2.code and so on if the name is taken. After an error the new
+    directory is removed. The parent of `target` contains the run directories.
+
+    Args:
+        kind: "git" for the files of `source` that git tracks, "copy" for all but .git and the run directories. See
+            `_fill`.
+        command: The job's command. Its files must be in the snapshot.
+        is_fixed: Whether a `target` that exists is an error.
+
+    Raises:
+        OptionError: Git fails, tracks no file or does not list the files of a submodule; or a file of `command` would
+            be missing; or the snapshot exceeds 1 GB.
+        RunDirectoryError: The snapshot cannot be written.
+    """
+    made = None
+    try:
+        make_parent(target.parent)
+        made = _make_directory(target, is_fixed=is_fixed)
+        _fill(kind, source, made, command)
+    except BaseException as error:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, (OSError, shutil.Error)):
+            place = str(made or target)
+            raise RunDirectoryError(f"The snapshot {place!r} cannot be written: {error}.", path=place) from error
+        raise
+    return made
+
+
+def _make_directory(target: Path, *, is_fixed: bool) -> Path:
+    """Create `target`, or the next of its names, and return it. Of several processes, mkdir succeeds for one."""
+    for path in [target] if is_fixed else _paths(target):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return path
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+
+
+def _fill(kind: str, source: Path, target: Path, command: Sequence[str]) -> None:
     """Copy the files of `source` that git tracks (kind "git"), or all but .git and the run directories ("copy").
 
     Tracked files include those of submodules. Links are copied as links. A relative link that leads out of `source`
@@ -47,46 +101,40 @@ def take_snapshot(kind: str, source: Path, target: Path, command: Sequence[str] 
 
     In a git checkout "copy" omits the files that git ignores. Outside of a checkout, or if git ignores every file of
     the source (as in a repository of dotfiles), "copy" includes files with secrets, such as .env.
-
-    `target` is a new directory, whose parent contains the run directories. After an error it is removed.
-
-    Raises:
-        OptionError: Git fails, tracks no file or does not list the files of a submodule; or a file of `command` would
-            be missing; or the snapshot exceeds 1 GB.
-        RunDirectoryError: The snapshot cannot be written.
     """
-    try:
-        make_parent(target.parent)
-        target.mkdir(mode=0o700)
-        if kind == "git":
-            names = _tracked_files(source)
-            if not names:
-                raise OptionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
-            _check_size(source, [source / name for name in names])
-            for name in names:
-                make_directories((target / name).parent, 0o755)
-                shutil.copy2(source / name, target / name, follow_symlinks=False)
+    if kind == "git":
+        names = _tracked_files(source)
+        if not names:
+            raise OptionError(f"git tracks no file in {source}. {_COPY}", option="snapshot")
+        _check_size(source, [source / name for name in names])
+        for name in names:
+            make_directories((target / name).parent, 0o755)
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
+    else:
+        source = source.resolve()
+        left_out = {source / ".git", target.resolve(), target.parent.resolve(), *_ignored_files(source)}
+
+        def ignore(directory: str, names: list[str]) -> list[str]:
+            return [name for name in names if Path(directory, name) in left_out]
+
+        _check_size(source, _walk(source, ignore))
+        _copy_content(source, target, ignore)
+    _keep_links(source, target)
+    _check_command(source, target, command)
+    if (commit := read_commit(source)) is not None:
+        with replacing(target / COMMIT_FILE) as file:
+            file.write(json.dumps(commit).encode())
+
+
+def _copy_content(source: Path, target: Path, ignore: _Ignore) -> None:
+    """Copy what is in `source`. Unlike shutil.copytree, give `target` at no moment the mode of `source`."""
+    names = os.listdir(source)
+    left_out = ignore(str(source), names)
+    for path in (source / name for name in names if name not in left_out):
+        if path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target / path.name, symlinks=True, ignore=ignore)
         else:
-            source = source.resolve()
-            left_out = {source / ".git", target.parent.resolve(), *_ignored_files(source)}
-
-            def ignore(directory: str, names: list[str]) -> list[str]:
-                return [name for name in names if Path(directory, name) in left_out]
-
-            _check_size(source, _walk(source, ignore))
-            shutil.copytree(source, target, symlinks=True, ignore=ignore, dirs_exist_ok=True)
-            target.chmod(0o700)  # copytree gives it the mode of the source
-        _keep_links(source, target)
-        _check_command(source, target, command)
-        if (commit := read_commit(source)) is not None:
-            (target / COMMIT_FILE).write_text(json.dumps(commit), encoding="utf-8")
-    except BaseException as error:
-        shutil.rmtree(target, ignore_errors=True)
-        if isinstance(error, (OSError, shutil.Error)):
-            raise RunDirectoryError(
-                f"The snapshot {str(target)!r} cannot be written: {error}.", path=str(target)
-            ) from error
-        raise
+            shutil.copy2(path, target / path.name, follow_symlinks=False)
 
 
 def _tracked_files(source: Path) -> list[str]:
@@ -147,7 +195,7 @@ def _list_files(source: Path, *options: str) -> list[str]:
     return [name for name in done.stdout.split("\0") if name]
 
 
-def _walk(source: Path, ignore: Callable[[str, list[str]], list[str]]) -> Iterator[Path]:
+def _walk(source: Path, ignore: _Ignore) -> Iterator[Path]:
     """Yield the files that shutil.copytree with this `ignore` would copy."""
     for directory, directories, files in os.walk(source):
         left_out = ignore(directory, [*directories, *files])

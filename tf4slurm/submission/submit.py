@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -50,24 +51,28 @@ _FIND_SECONDS, _FIND_PAUSE_SECONDS = 10.0, 0.5
 
 def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
     """Submit a job in `environ` without the variables of an outer job. See `api.submit`."""
-    spec = place_snapshot(spec)
-    text, environ = _prepare(spec, environ)
-    draft = _write_draft(spec, text)
-    snapshot = spec.directory if spec.snapshot != "none" else None
+    placed = place_snapshot(spec)
+    text, environ = _prepare(placed, environ)  # refuses a job before anything is created
+    with contextlib.ExitStack() as made:  # after an error, what this call has made is removed
+        if placed.snapshot != "none" and placed.directory is not None:
+            is_fixed = spec.directory is not None
+            snapshot = take_snapshot(spec.snapshot, Path.cwd(), placed.directory, spec.command, is_fixed=is_fixed)
+            made.callback(shutil.rmtree, snapshot, ignore_errors=True)
+            placed = dataclasses.replace(placed, directory=snapshot)
+            text = make_script(placed)
+        draft = _write_draft(placed, text)
+        made.callback(draft.unlink, missing_ok=True)
+        make_output_directory(placed)
+        kept = made.pop_all()  # from here on, Slurm may accept the job, even if this process is interrupted
     try:
-        make_output_directory(spec)
-        if snapshot is not None:
-            take_snapshot(spec.snapshot, Path.cwd(), snapshot, spec.command)
         job_id = submit_script(text, environ)
     except Tf4SlurmError as error:
         if isinstance(error, RefusedError) and error.may_be_queued:
             logger.warning("the batch script is kept as %s", draft)
         else:
-            draft.unlink(missing_ok=True)
-            if snapshot is not None:
-                shutil.rmtree(snapshot, ignore_errors=True)
+            kept.close()
         raise
-    job = register_job(f"{spec.name}-{job_id}", spec.runs_directory, environ, job_id)
+    job = register_job(f"{spec.name}-{job_id}", placed.runs_directory, environ, job_id)
     try:
         os.link(draft, job.batch_script)  # never overwrites a file
         draft.unlink()
@@ -108,6 +113,7 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
         check_command(spec)
     if not spec.single:
         warn_of_resolver(spec.command)
+    spec.warn_of_mistakes()
     text = make_script(spec)
     environ = submit_environment(environ, text)
     _check_known(spec.after, environ)

@@ -24,7 +24,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     draft = path.with_name(f".{os.urandom(8).hex()}{DRAFT_SUFFIX}")
     try:
-        with open(draft, "xb", opener=_open_private) as file:
+        with open(draft, "xb", opener=open_private) as file:
             yield file
         draft.replace(path)
     except BaseException:
@@ -33,5 +33,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _open_private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
+    """Open a file that only this user can read, if it is new: an opener for `open`."""
     return os.open(path, flags, 0o600)

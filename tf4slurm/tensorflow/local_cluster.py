@@ -22,7 +22,7 @@ from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.system import exec_child
-from tf4slurm.system.files import replacing
+from tf4slurm.system.files import open_private, replacing
 from tf4slurm.system.variables import RUN_DIRECTORY_VARIABLE
 
 _POLL_SECONDS = 0.05
@@ -113,7 +113,7 @@ class LocalCluster:
         with tempfile.TemporaryDirectory(prefix="tf4slurm-") as name:
             directory = Path(name)
             command = self._command(directory)
-            with (directory / "output").open("wb") as output:
+            with open(directory / "output", "wb", opener=open_private) as output:
                 launcher = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
             _running.append(self)
             try:
@@ -124,7 +124,7 @@ class LocalCluster:
                 yield
             finally:
                 _running.remove(self)
-                (directory / "end").touch()
+                (directory / "end").touch(0o600)
                 try:
                     launcher.wait(_END_SECONDS)
                 except subprocess.TimeoutExpired:
