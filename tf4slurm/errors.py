@@ -183,7 +183,7 @@ class ShutdownError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
-    """Some tasks in `missing`, such as "worker/1", sent no completion signal in time."""
+    """The tasks in `missing`, such as "worker/1", sent no completion signal in time."""
 
     missing: Sequence[str]
 

@@ -53,7 +53,10 @@ class CallingScript(TaskProcess):
         self._watches = [asyncio.create_task(self._watch_script()), asyncio.create_task(self._watch_slurmstepd())]
 
     async def wait_until_orphaned(self) -> int:
-        """Wait until the script has ended or is suspended, and report this. Return 0, an exit code that is not used."""
+        """Wait until the script, which this sidecar accompanies, has ended or is suspended. Report it as terminated.
+
+        The result is always 0. Nothing uses it.
+        """
         await self._end_or_stop.wait()
         await self.channel.drain(_DRAIN_SECONDS)  # the last messages may contain a completion signal
         state, cluster = self._client.observed.script, self._client.cluster

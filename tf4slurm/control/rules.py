@@ -1,8 +1,9 @@
 """The rules of a job as tables: when a task is lost, and what follows an exit, a loss, a failure or a stop request.
 
 The functions are pure: `JobState` calls them and acts on the answers. docs/concepts/failures.md has the same tables. A
-test compares them. Other events end the job directly, without these rules: an invalid registration, an address that
-other tasks cannot reach, the timeouts, and the exit of srun.
+test compares them. Two events count as a failure of the attempt: a stall, and --finish-timeout after a ps has exited
+early. Others end the job directly, without these rules: an invalid registration, an address that other tasks cannot
+reach, the timeouts of the rendezvous and of the phases that end the job, and the exit of srun.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class BoundedMetrics:
         self._is_open = self.lines[-1].calls < 2**self.num_mergings
 
     def seal(self) -> None:
-        """Do not merge the next entry into the last line."""
+        """Let the next entry begin a new line, so that the last line does not change and can be written to the file."""
         self._is_open = False
 
     @property

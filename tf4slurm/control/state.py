@@ -171,8 +171,8 @@ class JobState:
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun or, in a local job, of all agents. All tasks have ended with it.
 
-        `outcome` ends the job, unless the job has an outcome, `_fail` holds a failure, or a pause of the launcher
-        explains the exit.
+        The job ends with the first of these that there is: the outcome that it has already, the failure that is held
+        back, the pause of the launcher in which agents have ended, and `outcome`.
         """
         self.now = now
         if self._held_failure is not None:

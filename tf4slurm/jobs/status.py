@@ -303,7 +303,11 @@ def _find_state(
 
 
 def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str]) -> tuple[str, None, str]:
-    """Return the state of a Slurm job that has no result and may still run, when Slurm does not answer."""
+    """Return the state and the reason of a Slurm job, when Slurm does not answer and the job has no result.
+
+    Both come from the files. The exit code between them is None, because the job may still run. The age of the files
+    is appended to `warnings`.
+    """
     age = files.status_age_seconds
     if age is None:
         return "UNKNOWN", None, ""
