@@ -83,7 +83,11 @@ class TaskProcess(abc.ABC):
         """
 
     async def on_launcher_loss(self) -> None:  # noqa: B027
-        """Handle the loss of the launcher after the cluster has formed. The agent calls this before `end`."""
+        """Handle the loss of the launcher after the cluster has formed. The agent calls this before `end`.
+
+        This method does nothing for an agent's child, which `end` terminates. For a script that started the agent, it
+        calls the function that `CallingScript` received.
+        """
 
     async def kill_descendants(self) -> None:  # noqa: B027
         """Kill the processes that the child has left behind."""
@@ -309,7 +313,7 @@ class OwnedChild(TaskProcess):
             self._report(tail=tail, printed_nothing=not has_failed)
 
     async def _wait_for_tail(self) -> None:
-        """Wait until `_finish_log` of the last child is done, at most 0.5 s."""
+        """Wait until `_finish_log` has reported the last lines of the child that has exited, at most 0.5 s."""
         if self._draining is not None:
             await asyncio.wait({self._draining})
 

@@ -31,7 +31,11 @@ _MANY_NUMBERS = re.compile(
 
 
 class LastLines:
-    """The last 20 lines of an output, shortened. Only the first numbers of a printed tensor are kept."""
+    """Keeps the last 20 lines of an output, which the agent reports when the child fails.
+
+    At most 500 characters of a line are kept. Only two lines of a printed tensor are kept, and of 16 or more numbers in
+    a row only the first 8.
+    """
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=_LINES)

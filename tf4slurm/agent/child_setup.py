@@ -117,7 +117,8 @@ class ChildSetup:
 def check_length(tf_config: str, num_tasks: int) -> str:
     """Return `tf_config` unchanged if it fits into the environment variable TF_CONFIG.
 
-    TensorFlow reads it nowhere else. `num_tasks`, the number of tasks of the cluster, is for the error message.
+    TensorFlow reads the cluster from this variable only. `num_tasks`, the number of tasks of the cluster, is for the
+    error message.
 
     Raises:
         PlacementError: The variable is too long for Linux.

@@ -53,7 +53,7 @@ class MetricLog:
     async def _run(self) -> None:
         """Start a write of the metrics periodically, until cancelled.
 
-        About every 10 s the last line is written even if later entries could be merged into it.
+        About every 10 s the last line is written, too. Therefore the next entry then begins a new line.
         """
         seconds = 0.0
         while True:
@@ -71,7 +71,7 @@ class MetricLog:
     def _start_writing(self) -> None:
         """Let the thread write the lines that the file lacks. Do nothing while the thread is still writing.
 
-        The last line is left out as long as later entries may be merged into it.
+        The last line is left out while it may still change, because later entries are merged into it.
         """
         lines, num_mergings = self._series.lines[: self._series.num_final], self._series.num_mergings
         if (self._writing is not None and not self._writing.done()) or self._written == (len(lines), num_mergings):

@@ -138,7 +138,7 @@ class ScriptChannelServer:
 
 
 def _write(writer: asyncio.StreamWriter, desired: DesiredState) -> None:
-    """Send the desired state to the script. If this fails, messages that the agent has not read yet are not lost.
+    """Send the desired state to the script. A failure does not lose messages from the script that are not read yet.
 
     asyncio's transport would drop these messages after a failed write, for example to a script that has exited.
     Therefore this function writes to the socket itself, unless earlier data waits in the transport's buffer.

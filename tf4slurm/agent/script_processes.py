@@ -18,7 +18,9 @@ _DEFAULT = ScriptState()
 
 @dataclass(frozen=True)
 class _Process:
-    """One process of a script, or a merger of all ended processes that have the same `is_helper`.
+    """One process of a script, or the ended processes of one kind merged into one: all helpers, or all others.
+
+    A helper is a fork of another process of the script, or a process that multiprocessing has started.
 
     Attributes:
         state: The latest state.
@@ -155,7 +157,10 @@ description."""
 
 
 class ScriptProcesses:
-    """The processes of a script and their merged state. Any hashable key identifies a process."""
+    """The processes of a script, and one state that is merged from their states by `RULES`.
+
+    Any hashable key identifies a process.
+    """
 
     def __init__(self) -> None:
         self._live: dict[Hashable, _Process] = {}
@@ -167,7 +172,7 @@ class ScriptProcesses:
         return process in self._live
 
     def update(self, process: Hashable, state: ScriptState) -> ScriptState:
-        """Replace the state of a process. Return the merged state."""
+        """Set the state of a live process, which may be new. Return the merged state of all processes."""
         self._num_messages += 1
         before = self._live.get(process, _Process())
         old, new = vars(before.state), vars(state)
@@ -180,7 +185,7 @@ class ScriptProcesses:
         return self._merged()
 
     def end(self, process: Hashable) -> ScriptState:
-        """Mark a process as ended. Return the merged state."""
+        """Mark a process as ended. Return the merged state of all processes, including ended ones."""
         process_state = self._live.pop(process, None)
         if process_state is not None:
             kind = process_state.state.is_helper

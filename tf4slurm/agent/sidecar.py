@@ -53,9 +53,11 @@ class CallingScript(TaskProcess):
         self._watches = [asyncio.create_task(self._watch_script()), asyncio.create_task(self._watch_slurmstepd())]
 
     async def wait_until_orphaned(self) -> int:
-        """Wait until the script, which this sidecar accompanies, has ended or is suspended. Report it as terminated.
+        """Wait until the script has ended, or is suspended (SIGSTOP) for longer than the heartbeat timeout.
 
-        The result is always 0. Nothing uses it.
+        Then report this task to the control service as terminated. Return 0, which the sidecar's program does not use.
+
+        If the cluster has formed and the task is no server, a script without a completion signal counts as failed.
         """
         await self._end_or_stop.wait()
         await self.channel.drain(_DRAIN_SECONDS)  # the last messages may contain a completion signal
@@ -112,7 +114,10 @@ class CallingScript(TaskProcess):
             await self._end.wait()
 
     async def _watch_script(self) -> None:
-        """Set `_end` when the script ends: standard input is closed, or the parent process changes."""
+        """Wait for the end of the script. Keep its exit code, and set the events `_end` and `_end_or_stop`.
+
+        The script has ended when this process's standard input is closed, or when its parent process changes.
+        """
         stream = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
@@ -131,7 +136,10 @@ class CallingScript(TaskProcess):
         self._end_or_stop.set()
 
     async def _watch_slurmstepd(self) -> None:
-        """Report the loss of the slurmstepd. The script continues, but Slurm will not notice the script's end."""
+        """Report the loss of the slurmstepd to the control service.
+
+        The script continues, but Slurm will not notice the script's end.
+        """
         await wait_for_slurmstepd_loss()
         self._client.update(killed_by="slurmstepd")
 

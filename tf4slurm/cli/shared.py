@@ -119,7 +119,7 @@ def fit_table(rows: Sequence[Sequence[str]], optional: Iterable[str], stream: Te
 
     Args:
         rows: The rows. The first one has the headings.
-        optional: The headings of columns that may be left out, in the order in which they are.
+        optional: The headings of the columns that may be left out. The first of them is left out first.
         stream: The stream to which the lines will be printed.
     """
     import shutil  # imported here, because it imports three compression libraries

@@ -148,8 +148,14 @@ async def _ask_nodes(
 ) -> tuple[list[Any], list[Finding]]:
     """Let all nodes check themselves, then check that they reach each other and the launcher's host.
 
-    Return the nodes' answers to the first question (`_check_node` makes them), and the findings about missing and
-    unreachable nodes. `own_name` is the name of the launcher's host.
+    Args:
+        own_name: The name of the launcher's host, which is this host.
+        task: What each node needs to check itself.
+        on_progress: Called with a text before each of the two checks.
+
+    Returns:
+        What each node found out about itself (the result of `_check_node`), and the findings about nodes that did not
+        answer or are unreachable.
     """
     async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
         launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
@@ -174,11 +180,13 @@ def check_reach(
     """Return a finding for each address that a node cannot reach, or one "ok" finding if there is no such address.
 
     The launcher's host gets a finding only if a node reaches none of its addresses, because agents try all of them.
+    The result is empty if no node has an address.
 
     Args:
         peers: The nodes.
         launcher: The launcher's host.
-        faults: What each node cannot reach, by the rank of this node: (rank of the other host, address, reason).
+        faults: What each node cannot reach, by the node's rank: (rank of the host that it cannot reach, address,
+            reason). See `_find_faults`.
     """
     # Nodes without an address have their own finding.
     names = {peer.rank: peer.node for peer in peers if peer.own_address is not None}
@@ -398,7 +406,8 @@ def _check_credential(credential: str) -> Finding:
 async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
     """Return (rank of the other host, address, reason) for each address of `peers` that this node cannot reach.
 
-    `own_rank` is the rank of this node, which does not check itself.
+    `own_rank` is the rank of this node, which does not check itself. A host that does not know `secret` counts as
+    unreachable.
     """
     limit = asyncio.Semaphore(_MAX_CHECKS)
 

@@ -22,7 +22,7 @@ _SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
 
 
 def cancel_known(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
-    """Cancel a job. See `api.cancel`."""
+    """Cancel a job and return its last state. The arguments and exceptions are those of `api.cancel`."""
     status = _wait_for_end(known, 0.0)
     if status.has_ended:
         on_progress(f"{known.name} has ended already: {status.state}.")
@@ -62,7 +62,12 @@ def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
 def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
     """Send a signal to the launcher of a local job. For a Slurm job, SIGTERM requests a stop, and SIGKILL cancels it.
 
-    A Slurm job whose launcher is no batch script, as with salloc, is cancelled in both cases.
+    A Slurm job whose launcher is no batch script, as with salloc, is cancelled in both cases. Nothing is sent to a
+    local launcher that has ended or is unknown (None).
+
+    Raises:
+        JobStateError: The job is a local job on another host.
+        LaunchError: Slurm does not cancel the job.
     """
     if known.job_id is not None:
         if number == signal.SIGTERM:

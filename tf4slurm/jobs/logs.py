@@ -169,7 +169,11 @@ class LogReader:
             self._offset = file.tell() - sum(map(len, lines[max(0, len(lines) - num_lines) :]))
 
     def read(self, *, is_final: bool = True) -> Iterator[LogLine]:
-        """Yield the lines since the last call. An unfinished last line is left out unless `is_final`."""
+        """Yield the lines since the last call.
+
+        If the last line has no line break, the task may still be writing it. With `is_final` such a line is yielded,
+        too. Without `is_final` it is left for the next call.
+        """
         with contextlib.suppress(OSError), self.log.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size <= self._offset:
                 return
@@ -188,7 +192,10 @@ class LogReader:
         return times[place] if place >= 0 else 0.0
 
     def _read_index(self) -> None:
-        """Read the new entries of the log's index file. Drop the entries of lines that `read` has yielded."""
+        """Read the new entries of the log's index file. Drop the entries that no unread line needs.
+
+        An entry has a position in the log, and the time at which the line at this position was printed.
+        """
         offsets, times = self._index
         num_read = max(0, bisect.bisect_right(offsets, self._offset) - 1)
         del offsets[:num_read], times[:num_read]

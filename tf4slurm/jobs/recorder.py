@@ -78,7 +78,8 @@ class Recorder:
     """Writes status.json and samples.jsonl of a running job.
 
     status.json is replaced every max(2 s, num_tasks x 2 ms). A line is added to samples.jsonl every max(2 s, num_tasks
-    x 10 ms). The event loop collects the values. A thread of `files` writes them.
+    x 10 ms). The event loop collects the values. A thread of the pool `files` writes them, so that a stalled file
+    system does not block the event loop.
     """
 
     def __init__(

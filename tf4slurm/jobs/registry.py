@@ -99,7 +99,10 @@ def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], jo
 
 
 def _file_name(job: KnownJob) -> str:
-    """Return the name of a job's file. Local jobs in two directories may have the same name, so the path counts."""
+    """Return the name of the file that registers a job.
+
+    The name contains a hash of the run directory's path, because local jobs in two directories may have the same name.
+    """
     path = os.fsencode(f"{job.runs_directory}/{job.name}")
     readable = re.sub(r"[^\w.-]", "_", job.name)[:200]
     return f"{readable}-{hashlib.sha256(path).hexdigest()[:16]}.json"

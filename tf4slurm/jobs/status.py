@@ -222,7 +222,8 @@ class StatusReader:
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
     """Return the state of a job from its files and its entry in Slurm's queue.
 
-    `entry` is None if the queue has none. If Slurm did not answer, `warnings` says so. It must be empty otherwise.
+    `entry` is None if the job is not in the queue, or if Slurm did not answer. `warnings` must say that Slurm did not
+    answer, and be empty if it did.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
@@ -274,7 +275,10 @@ def describe_variables(tasks: Sequence[TaskStatus]) -> str:
 def _find_state(
     job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str]
 ) -> tuple[str, int | None, str]:
-    """Return the job's state, exit code (None until it has ended) and reason. Append new warnings to `warnings`."""
+    """Return the job's state, exit code (None until it has ended) and reason. Append new warnings to `warnings`.
+
+    If `warnings` is not empty when this function is called, Slurm did not answer.
+    """
     result, file, age = files.result, files.status, files.status_age_seconds
     earlier = f"The last attempt was {result.state}: {result.reason}" if result is not None else ""
     if entry is not None and entry.is_pending:
@@ -321,7 +325,11 @@ def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str
 
 
 def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
-    """Return the final state and exit code of a Slurm job that has no result, and a sentence about their source."""
+    """Return the final state and exit code of a Slurm job that has no result, and a sentence about their source.
+
+    The source is Slurm's accounting, or else the job's entry in the queue. Without both, the exit code is 1, and the
+    state is "LOST" if the job has a run directory, else "UNKNOWN".
+    """
     reason = ""
     if entry is not None and ENDED_STATES.get(entry.state) == FAILED and entry.reason not in ("", "None"):
         reason = f" ({entry.explained_reason})"  # after other ends, Slurm still shows why the job was pending
@@ -341,7 +349,10 @@ def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -
 
 
 def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
-    """Return the state and exit code for a final state of Slurm. Only COMPLETED has exit code 0."""
+    """Convert Slurm's final state of a job and exit code to those of tf4slurm.
+
+    An exit code of 0 becomes 1 if the state is not COMPLETED.
+    """
     state = ENDED_STATES[slurm_state]
     return state, exit_code or int(state != COMPLETED)
 
@@ -360,7 +371,11 @@ def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | N
 
 
 def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
-    """Return the tasks, with states and ages corrected for the age of status.json."""
+    """Return the tasks in status.json, with the states that `JobStatus` shows.
+
+    The age of the file is added to the times since the last step and heartbeat. `has_ended` says whether the job has
+    ended. If it has ended without a result, the last states that agents wrote replace the states in the file.
+    """
     tasks, age = files.status.tasks, files.status_age_seconds or 0.0
     if has_ended and files.result is None:
         tasks = tuple(_with_last_state(task, files) for task in tasks)

@@ -63,7 +63,10 @@ def make_worker_spec(
 
 
 def _fill_in(options: Mapping[str, Any], environ: Mapping[str, str], site: str | None) -> dict[str, Any]:
-    """Return the given options, completed with settings. Refuse options that `grow` does not take."""
+    """Return `options`, completed with the user's settings. Raise OptionError for options that `grow` does not take.
+
+    `site` is the profile of settings (see `read_settings`).
+    """
     for name in options:
         if name not in OPTIONS:
             raise OptionError(unknown(name, OPTIONS, "an option of tf4slurm grow"), option=name)
@@ -103,7 +106,7 @@ def _check_running(job: KnownJob) -> None:
 
 
 def shrink(job: KnownJob, workers: int) -> tuple[str, ...]:
-    """Cancel the Slurm jobs of `workers` workers that `grow` has added. Return the ids. See `api.shrink`."""
+    """Cancel the Slurm jobs of `workers` workers that `grow` has added. Return these jobs' ids. See `api.shrink`."""
     _check_workers(workers)
     entries = find_worker_jobs(job)
     if workers > len(entries):

@@ -158,7 +158,10 @@ def _find_script(command: Sequence[str]) -> str | None:
 
 
 def _parse_option(word: str, interpreter: _Interpreter) -> _Meaning:
-    """Return the meaning of an option. Its letters may be combined, as in -um MODULE and -lc CODE."""
+    """Return what an option of Python or a shell means for the words after it (see `_Meaning`).
+
+    The letters of several options may be combined, as in -um MODULE and -lc CODE.
+    """
     if word.startswith("--"):
         is_program, has_value = word in _PRINTS_AND_EXITS, word in interpreter.value_words
         return _Meaning.PROGRAM if is_program else _Meaning.VALUE if has_value else _Meaning.FLAG

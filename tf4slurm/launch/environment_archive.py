@@ -49,8 +49,8 @@ _ARCHIVED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 class Relocation:
     """Replaces paths of directories in texts such as command lines, environment variables and scripts.
 
-    `paths` has the new path of each directory by its old path. A directory is replaced where it is a whole path or the
-    start of one. Without directories, texts are unchanged.
+    `paths` maps the old path of each directory to its new path. A directory is replaced where it is a whole path or the
+    start of one. If `paths` is empty, texts are unchanged.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -238,7 +238,10 @@ def _write_archive(archive: Path, files: list[File], relocate: Relocation, stopp
 
 
 def _member(file: File, relocate: Relocation) -> tuple[tarfile.TarInfo, IO[bytes] | None]:
-    """Return a file's entry in the archive and its content, which the caller closes. Only files have a content."""
+    """Return a file's entry in the archive, and its content, which the caller closes.
+
+    The content of a directory or link is None. `relocate` changes paths as in `open_archive`.
+    """
     mode = file.facts.st_mode
     member = tarfile.TarInfo(file.name)
     member.mode, member.mtime = stat.S_IMODE(mode) | stat.S_IWUSR, int(file.facts.st_mtime)

@@ -160,9 +160,9 @@ class Launcher:
             publishing.cancel()
 
     async def _start_tasks(self, endpoint: ControlEndpoint, ending: asyncio.Task[None]) -> None:
-        """Start the agents. If srun has started them, write control.json, in which they find the service.
+        """Start the agents. If srun has started them already, only write control.json, in which they find the service.
 
-        `ending` is done when the job has ended, which also ends the start of agents.
+        `ending` is done when the job has ended. If this happens during the start of the agents, the start is cancelled.
         """
         if self._spawner.is_external:
             await self._writer.call(write_control, endpoint, self._run_directory)

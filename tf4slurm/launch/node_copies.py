@@ -129,9 +129,10 @@ Arguments: the copy, the command.
 
 
 def parse_answers(output: str) -> dict[str, str]:
-    """Return the answer of each node, by the node's name, from the output of `FIND` or `UNPACK` on all nodes.
+    """Return the answer of each node, by the node's name, from what the script `FIND` or `UNPACK` printed on all nodes.
 
-    Other lines, such as those of a site's TaskProlog, are ignored.
+    An answer is a text such as "complete" or "free: 1024" (see the scripts). Other lines, such as those of a site's
+    TaskProlog, are ignored.
     """
     answers = (line.partition(_MARK)[2].split(maxsplit=1) for line in output.split("\n"))
     return {words[0]: words[1].strip() for words in answers if len(words) == 2}

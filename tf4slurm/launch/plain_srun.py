@@ -31,7 +31,10 @@ _FAILURE_SECONDS = 10.0  # for a task to report that its host lacks the interfac
 
 
 def make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, owns_child: bool) -> Rendezvous:
-    """Return a task's rendezvous. If the host lacks the job's interface, the task registers only to report this."""
+    """Return a task's rendezvous. If the host lacks the job's interface, the task registers only to report this.
+
+    `owns_child`: see `Rendezvous`.
+    """
     failure = None
     try:
         if spec.interface:
@@ -54,7 +57,11 @@ def end_step(step: SlurmStep) -> None:
 
 
 def claim(directory: RunDirectory) -> bool:
-    """Remove control.json. Return whether this task removed it, so that only one task ends the step."""
+    """Remove control.json. Return whether this task has removed it.
+
+    Several tasks call this function after the loss of rank 0. Only one of them gets True: the task that then writes the
+    job's result or cancels the step.
+    """
     try:
         directory.control.unlink()
     except OSError:

@@ -25,14 +25,14 @@ _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal
 
 @dataclasses.dataclass(frozen=True)
 class Requeue:
-    """Decides whether Slurm would let a stopped job run again, and requeues it. The launcher asks only then.
+    """Decides whether a stopped job runs again, and requeues it in Slurm.
 
     A job is requeued whenever it is preempted, and up to `limit` times after other stop signals, such as that of its
     time limit.
 
     Attributes:
-        array_element: The id of this job in a job array. Requests to Slurm use this id, because with the id of the
-            array Slurm would requeue all jobs of the array.
+        array_element: The id of this job in a job array, or None outside of an array. Requests to Slurm use this id,
+            because with the id of the array Slurm would requeue all jobs of the array.
         restart_count: The number of requeues until now.
     """
 
@@ -46,9 +46,9 @@ class Requeue:
         return self.array_element or self.job_id
 
     def find_obstacle(self) -> str | None:
-        """Return the reason why Slurm may not requeue the job, as a sentence. Return None if there is none.
+        """Return a warning for the user if Slurm perhaps cannot requeue this job. Otherwise return None.
 
-        Call this when the job starts.
+        Also return one if Slurm does not requeue at a preemption. Call this method when the job starts.
         """
         try:
             job = query_job(self._slurm_id)
@@ -115,7 +115,7 @@ class Requeue:
     def progress_of_runs(self, run_directory: RunDirectory, furthest_step: int | None) -> JobProgress:
         """Return the progress of the runs that were requeued at their time limit, and of this run.
 
-        `furthest_step` is the highest step of this run, or None.
+        It shows whether the last runs had a new step. `furthest_step` is the highest step of this run, or None.
         """
         progress = JobProgress()
         for step in (*(run.furthest_step for run in self._requeued_runs(run_directory)), furthest_step):
@@ -124,7 +124,7 @@ class Requeue:
         return progress
 
     def end(self) -> None:
-        """Make sure that Slurm does not requeue a job that was requeued before, when it ends now.
+        """Forbid Slurm to requeue the job at its end. Do nothing if the job was never requeued.
 
         In Slurm 24.11 a job that has requeued itself at a preemption counts as preempted for ever. Slurm would requeue
         the job once more at its end.

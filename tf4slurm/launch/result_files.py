@@ -77,9 +77,10 @@ def load_report() -> None:
 
 
 def write_report(directory: RunDirectory) -> Path | None:
-    """Write the report. Return its path, or None if there is no report.
+    """Write the report. Return its path, or None if it is not written.
 
-    No report is written if the job's records are so large that the report would delay the end of the job.
+    No report is written if the job's records are so large that the report would delay the end of the job. Any error is
+    logged as a warning.
     """
     try:
         records = (directory.events, directory.path / FILE_NAMES[Sample])

@@ -61,7 +61,9 @@ class StagedEnvironment(NamedTuple):
     relocate: Relocation
 
     def command(self, agent: Sequence[str], script: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that runs an agent and its child from the copy, and locks the copy until it ends.
+        """Return the command that runs an agent and its child from the copy.
+
+        The command holds a lock until it exits, so that no other job removes the copy.
 
         Args:
             agent: The command of the agent, without the child's.
@@ -75,9 +77,10 @@ class StagedEnvironment(NamedTuple):
         return ("sh", "-c", LOCK_AND_RUN, self.directory, *map(self.relocate, agent), program, *arguments)
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` with the copy's paths in the variables of `_SEARCH_PATHS`.
+        """Return `environ` with paths of the environment replaced by those of the copy.
 
-        The directory of the copy's Python comes first on PATH.
+        Only the variables of `_SEARCH_PATHS` are changed, such as PATH and PYTHONPATH. The directory of the copy's
+        Python comes first on PATH.
         """
         result = {name: self.relocate(value) if name in _SEARCH_PATHS else value for name, value in environ.items()}
         result["PATH"] = f"{os.path.dirname(self.program)}:{result.get('PATH', os.defpath)}"
@@ -170,10 +173,11 @@ async def _stage(
 def _check_free(node: str, answer: str, parent: str, needed: int) -> None:
     """Check that a node has the copy, or at least `needed` free kilobytes for it.
 
-    `answer` is the node's answer to `FIND`. `parent` is the directory of all copies, for the error message.
+    `answer` is what the shell script `FIND` has printed on the node: that the copy is complete, the free space, or an
+    error. `parent` is the directory of all copies, for the error message.
 
     Raises:
-        LaunchError: The node has neither, or an error has occurred.
+        LaunchError: The node has neither, or `answer` is an error.
     """
     free = re.fullmatch(r"free: (\d+)", answer)
     if free is None and answer != COMPLETE:

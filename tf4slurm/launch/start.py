@@ -77,7 +77,8 @@ def run_job(
         start_terminal_output: Called with the number of tasks, immediately before the job starts.
         isolated: Run local processes in a network namespace of their own.
         arguments: The command line of this process, which `tf4slurm resume` repeats.
-        answer: Path of a file to which the path of the run directory is written.
+        answer: Path of a file to which the path of the run directory is written. The program that has started this
+            process by `api` reads the file. None (default) for no file.
 
     Raises:
         Tf4SlurmError: An option is invalid, or the job cannot start.
@@ -113,7 +114,10 @@ def run_job(
 
 
 def _isolate(allocation: SlurmAllocation | None) -> None:
-    """Move this process into a new network namespace. Raise OptionError in an allocation."""
+    """Move this process into a new network namespace.
+
+    Raise OptionError if there is an allocation, because its hosts must reach each other.
+    """
     if allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"

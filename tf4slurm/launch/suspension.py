@@ -17,11 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 def handle_suspension(launcher_loss_seconds: float, *, is_local: bool, others: Others) -> None:
-    """Handle Ctrl-Z (SIGTSTP) in the running event loop, unless SIGTSTP is ignored or has a handler.
+    """Add a handler of Ctrl-Z (SIGTSTP) to the running event loop, unless SIGTSTP is ignored or has a handler.
+
+    At Ctrl-Z, the handler stops the job's processes if the tasks are local, and then this process. It continues the
+    job's processes when this process is continued. If the tasks are not local, they run on, and the handler logs a
+    warning.
 
     Args:
-        launcher_loss_seconds: Seconds after which agents count the launcher as lost, for the warning.
-        is_local: Whether the tasks are processes of this host, which are then stopped too.
+        launcher_loss_seconds: Seconds after which agents count a stopped launcher as lost, for the warning.
+        is_local: Whether the tasks are processes of this host.
         others: Descendants of this process that do not belong to the job (see `Others`). They are not stopped.
     """
     if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:

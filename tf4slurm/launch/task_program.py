@@ -39,8 +39,12 @@ def run_task(
 ) -> int:
     """Run one task of the step. Return the exit code for this process.
 
-    It is the exit code of the job on rank 0, and usually 0 on other ranks (see `plain_srun.py`). A task that does not
-    take part in the job, or has lost the launcher, returns the exit code of its agent.
+    On rank 0 this is the exit code of the job. On other ranks it is usually 0 (see `plain_srun.py`). For a task that
+    does not take part in the job, or has lost the launcher, it is the exit code of its agent.
+
+    Args:
+        writer: Receives the lines that the child prints.
+        terminal: Receives the events of the job. Used on rank 0 only.
 
     Raises:
         CommandError: See `check_program_source` and `check_command`.
@@ -89,8 +93,8 @@ def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: Sl
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
     """Write the job's result if this task can remove control.json. Return whether this task has removed this file.
 
-    Every task but rank 0 tries to remove the file, so exactly one succeeds. This task writes the result, unless rank 0
-    has written one before. The other tasks wait at most 2 s for the result.
+    Every task but rank 0 tries to remove the file, so only one succeeds. The task that succeeds writes the result,
+    unless rank 0 has written one before. A task that does not succeed waits at most 2 s for the result.
     """
     if not claim(directory):
         deadline = time.monotonic() + _RESULT_SECONDS

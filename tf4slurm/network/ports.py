@@ -37,7 +37,7 @@ class HeldPort:
     def listen(self) -> socket.socket:
         """Return a non-blocking socket that listens on the port.
 
-        Close this socket before the child listens. Otherwise it would receive some of the child's connections.
+        Close this socket before the child listens. Otherwise some of the child's connections would go to this socket.
         """
         listener = _wildcard_socket(self._holder.family)
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # both, like TensorFlow's server
@@ -89,7 +89,11 @@ def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Return a Unix socket whose name claims the port, or None if the name is in use or this is not Linux."""
+    """Claim a port among the processes of tf4slurm on this host. Return the claim, a Unix socket named after the port.
+
+    Only the process with the claim binds a port that has old connections in TIME_WAIT. For this it needs SO_REUSEADDR,
+    with which several processes could bind the port. Return None if the name is in use, or if this is not Linux.
+    """
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX)

@@ -116,7 +116,9 @@ async def wait_for_answers(missing: dict[Task, Address], timeout_seconds: float)
 
 
 async def find_fault(name: str, rank: int, address: Address, secret: str, timeout_seconds: float) -> str | None:
-    """Check that the task of `rank` of this job answers at `address`. Return the fault as a clause, or None.
+    """Check that the task of `rank` of this job answers at `address`.
+
+    Return None if it does, otherwise the fault as a clause.
 
     Args:
         name: The name of the task in the clause, such as "worker/1 on n002".

@@ -61,7 +61,10 @@ class Chart:
     reading: str = ""
 
     def to_json(self) -> str:
-        """Return the chart as JSON for page.js. Lines that share one list `xs` are in one table, which has it once."""
+        """Return the chart as JSON for page.js.
+
+        Lines whose `xs` is the same list object are put into one table, so that the JSON has this list once.
+        """
         tables: dict[int, tuple[Sequence[float], list[Line]]] = {}
         for line in self.lines:
             tables.setdefault(id(line.xs), (line.xs, []))[1].append(line)

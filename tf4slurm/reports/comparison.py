@@ -34,9 +34,10 @@ def make_comparison(first: JobSummary, second: JobSummary) -> str:
 
 
 def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
-    """Yield each name in `jobs` with its value for each job, or "–" if a job has none.
+    """Yield the rows of a table: a name, such as "exit code", and its value for each of two jobs.
 
-    `is_different` leaves out names that have the same value for both jobs.
+    `jobs` has the values of each job by name. A missing value is shown as "–". With `is_different`, names that have the
+    same value for both jobs are left out.
     """
     for name in dict.fromkeys(itertools.chain(*jobs)):
         values = [job.get(name, "–") for job in jobs]

@@ -61,9 +61,10 @@ class Curves:
 
         Args:
             samples: The samples, in the order of time.
-            num_tasks: Number of tasks that get curves.
-            num_allocated: Number of tasks that run in the job's allocation, by default all. They are the first.
-            joined: The ranks of the joined workers, which are the next tasks. Further tasks have no measured values.
+            num_tasks: Number of curves. First come the tasks in the job's allocation, then the joined workers, then
+                tasks that are known only from events. The last ones have no measured values.
+            num_allocated: Number of tasks in the job's allocation, by default all.
+            joined: The ranks of the joined workers, in the order of their curves.
         """
         self.num_allocated = num_tasks if num_allocated is None else num_allocated
         valid: list[tuple[float, Sample]] = []
@@ -113,7 +114,10 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def combine(columns: Sequence[Values], function: Callable[[list[float]], float]) -> Values:
-    """Combine the curves of several tasks into one: call `function` with the measured values of each time."""
+    """Combine the curves of several tasks into one: call `function` with the measured values of each time.
+
+    A time without a measured value gets None.
+    """
     return [function(found) if (found := measured(row)) else None for row in zip(*columns, strict=True)]
 
 

@@ -263,8 +263,9 @@ class _TimelineBuilder:
         """Add the wait of all tasks for the last one, unless it is shorter than 1 s.
 
         Args:
-            times: When each task did what the others waited for, in seconds, by name.
-            since: The earliest start of the wait. It starts when the second-to-last task was done, if that is later.
+            times: When each task did what `what` names, such as "to register", in seconds, by name.
+            since: The earliest start of the wait. The wait starts when the second-to-last task was done, if that is
+                later.
             what: The reason of the wait (`Wait.what`).
         """
         if len(times) < 2:

@@ -98,7 +98,13 @@ def is_list_of_one_task(visible: Sequence[str], gpus_on_node: int | None) -> boo
 
 
 def _share(visible: Sequence[str], index: int, num_users: int, per_task: int | None) -> Sequence[str]:
-    """Return the devices of the task at position `index` among the `num_users` tasks of its node that use GPUs."""
+    """Return the devices of the task at position `index` among the `num_users` tasks that share the list `visible`.
+
+    `per_task` is the number of devices per task. None divides them evenly, as `gpu_environ` describes.
+
+    Raises:
+        PlacementError: There are too few devices for `per_task` per task.
+    """
     if per_task is not None:
         if per_task * num_users > len(visible):
             raise PlacementError(

@@ -22,6 +22,7 @@ def deal_ranks(component: Component, distribution: str | None, plane_size: int |
     """Return the node of each rank of a component, for a distribution of srun's option -m.
 
     Args:
+        component: Number of tasks by node name, in Slurm's order of nodes.
         distribution: "block" (also None), "cyclic" or "plane". Suffixes such as ":cyclic" do not affect nodes.
         plane_size: Number of consecutive ranks on one node; only for plane.
 

@@ -38,7 +38,7 @@ class _Range(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The part of a term up to the end of a bracket, such as "n[1-3,7]"."""
+    """A bracket and the text before it. In the nodelist "r[1-2]n[1-3,7],gpu7", the first term has two parts."""
 
     text: str
     ranges: list[_Range]
@@ -82,7 +82,7 @@ def fold_nodelist(nodes: Iterable[str]) -> str:
 
 
 def _parse_term(nodelist: str, start: int, end: int) -> list[_Part]:
-    """Return the parts of the term at the positions from `start` to `end`. A name without brackets has no parts."""
+    """Return the parts of the term `nodelist[start:end]`. A term without brackets, which is a name, has none."""
     parts = []
     position = start
     while match := _PART.match(nodelist, position, end):

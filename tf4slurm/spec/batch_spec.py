@@ -54,7 +54,10 @@ def _parse_time(text: str) -> str:
 
 
 def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
-    """Return a dataclass field for a text that is passed to the option of sbatch with the field's name."""
+    """Return a dataclass field for a text that is passed to the option of sbatch with the field's name.
+
+    `flags` are further flags, such as "-N". `declaration` has other attributes of `Option`.
+    """
     return option("", help, flags=flags, sbatch=True, **{"group": "Slurm", **declaration})
 
 
@@ -184,7 +187,7 @@ class BatchSpec(JobSpec):
 
     @property
     def has_environment(self) -> bool:
-        """Whether the batch script loads modules or activates an environment, so that it may use another Python."""
+        """Whether the batch script loads modules or activates an environment, which may change the Python on PATH."""
         return bool(self.module or self.load_env or self.venv or self.conda)
 
     @property

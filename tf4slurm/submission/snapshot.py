@@ -85,7 +85,11 @@ def take_snapshot(
 
 
 def _make_directory(target: Path, *, is_fixed: bool) -> Path:
-    """Create `target`, or the next of its names, and return it. Of several processes, mkdir succeeds for one."""
+    """Create the directory `target`, or the first path of `_paths` that does not exist. Return its path.
+
+    If `is_fixed`, an existing `target` raises FileExistsError. Two processes that call this function at the same time
+    never get the same directory.
+    """
     for path in [target] if is_fixed else _paths(target):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -127,7 +131,11 @@ def _fill(kind: str, source: Path, target: Path, command: Sequence[str]) -> None
 
 
 def _copy_content(source: Path, target: Path, ignore: _Ignore) -> None:
-    """Copy what is in `source`. Unlike shutil.copytree, give `target` at no moment the mode of `source`."""
+    """Copy the content of the directory `source` into the existing directory `target`.
+
+    shutil.copytree would also copy the mode of `source`, with which other users might be able to enter `target`.
+    `ignore` is as in shutil.copytree: it returns which names of a directory are not copied.
+    """
     names = os.listdir(source)
     left_out = ignore(str(source), names)
     for path in (source / name for name in names if name not in left_out):

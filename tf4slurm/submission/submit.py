@@ -124,7 +124,8 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
     """Return the environment variables for sbatch and the job, without those of a job that this process is in.
 
     SBATCH_* variables would override options in the batch script. Outside of a job, those whose option is in the script
-    are removed. Inside a job, all SBATCH_* variables and those that assign GPUs are removed.
+    are removed. Inside a job, all SBATCH_* variables and those that assign GPUs are removed. `script` is the text of
+    the batch script.
     """
     if SlurmAllocation.from_environ(environ) is not None:
         removed = {name for name in environ if name.startswith("SBATCH_")} | set(VISIBLE_DEVICES)
@@ -193,7 +194,11 @@ def _is_refusal(error: RefusedError) -> bool:
 def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_expected: bool) -> str | None:
     """Return the id of the job with this comment, and log it. Return None if squeue does not show one within 10 s.
 
-    `what` says why the id is unknown. Unless `is_expected`, squeue is queried only once. An empty comment finds no job.
+    Args:
+        comment: The comment. An empty one finds no job.
+        what: Why the id is unknown, for the log.
+        is_expected: Whether Slurm may have accepted the job, so that squeue is queried until it shows the job. If not,
+            squeue is queried once.
     """
     deadline = time.monotonic() + _FIND_SECONDS
     while comment and (left := deadline - time.monotonic()) > 0:
@@ -289,7 +294,14 @@ def make_output_directory(spec: BatchSpec) -> None:
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
-    """Write the batch script to a file before the submission, so that each submitted job has one. Return its path."""
+    """Write the text of the batch script to a new file in the runs directory, and return the path.
+
+    This is done before the submission, so that a job whose script cannot be kept is not submitted. After the submission
+    `submit` moves the file to `KnownJob.batch_script`.
+
+    Raises:
+        RunDirectoryError: The file cannot be written.
+    """
     draft = spec.runs_directory / f"{spec.name}-{secrets.token_hex(4)}.draft"
     try:
         make_parent(spec.runs_directory)

@@ -144,7 +144,9 @@ class Child:
         return returncode
 
     async def wait(self) -> int:
-        """Wait as `wait_for_exit` does, and then at most 0.5 s for the rest of the child's output. Return the same.
+        """Wait as `wait_for_exit` does, and then at most 0.5 s for the rest of the child's output.
+
+        Return what `wait_for_exit` returns.
 
         A process that the child started may keep the output open for longer. `on_output` then receives the rest later.
         """

@@ -34,5 +34,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file that only this user can read, if it is new: an opener for `open`."""
+    """Open a file for `open(…, opener=open_private)`. Return the file descriptor.
+
+    If the file does not exist and `flags` create it, it gets mode 0600, so only this user can read it.
+    """
     return os.open(path, flags, 0o600)

@@ -151,7 +151,10 @@ class ProgressFilter:
         self._is_kept = False  # a text of the line has been returned as a line
 
     def filter(self, data: bytes) -> bytes:
-        """Read the next piece of output. Return the text to keep that is known now and was not returned before."""
+        """Read the next piece of output. Return the next part of the filtered output.
+
+        Text that a carriage return may still overwrite is withheld until a later call or `finish`.
+        """
         if not self._has_overwriting and b"\r" not in data:
             self._is_begun = not data.endswith(b"\n") if data else self._is_begun
             return data
@@ -200,7 +203,7 @@ class ProgressFilter:
         return self._text if self._text.strip() else self._overwritten
 
     def finish(self) -> bytes:
-        """Return `withheld` at the end of the output, and begin a new line."""
+        """Return the text that `filter` has withheld. Call this at the end of the output."""
         rest = self.withheld
         self._begin_line()
         return rest

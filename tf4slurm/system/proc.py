@@ -135,15 +135,19 @@ def reap_orphans(own_child: int) -> None:
 
 
 def find_others() -> Others:
-    """Return all present descendants of this process. Call this function before the job starts.
+    """Return the descendants that this process has before the job, so that the job's end does not kill them.
 
-    Therefore none of them belongs to the job. The result is empty on a system other than Linux.
+    Call this function before the job starts. The result is empty on a system other than Linux.
     """
     return find_own_children() | {(each.process_id, each.start_ticks) for each in find_descendants()}
 
 
 def find_own_children() -> Others:
-    """Return the children of this process, including zombies. The result is empty on a system other than Linux."""
+    """Return the children of this process, including zombies, but no other descendants.
+
+    The result has pairs of process id and start time. It has the type `Others`, so that it can be compared with the
+    result of `find_others`, but its processes may belong to the job. It is empty on a system other than Linux.
+    """
     return frozenset((each.process_id, each.start_ticks) for each in _children_by_parent().get(os.getpid(), ()))
 
 

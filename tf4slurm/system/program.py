@@ -124,9 +124,10 @@ def _has_working_directory() -> bool:
 
 
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Handle a character that a stream cannot encode (see `codecs.register_error`).
+    """Replace a character that a stream cannot encode. This is an error handler for `codecs.register_error`.
 
-    Undecodable bytes of a file name are written unchanged. Other characters are written as escape sequences.
+    Return the replacement, and the position at which the encoding continues. Undecodable bytes of a file name are
+    written unchanged. Other characters are written as escape sequences.
     """
     try:
         return codecs.lookup_error("surrogateescape")(error)
@@ -155,9 +156,10 @@ def read_output(*command: str, timeout_seconds: float = 20.0) -> str | None:
 
 
 def read_line(output: str, begin: str) -> Any:
-    """Return the JSON value in the last valid line of `output` that starts with `begin`.
+    """Return the JSON value of the last line of `output` that starts with `begin` and is valid JSON.
 
-    Other lines are ignored, because the start-up files of a site's Python may print some.
+    `begin` is the start of the JSON text, such as "{". Other lines are ignored, because the start-up files of a site's
+    Python may print some.
 
     Raises:
         ValueError: No line that starts with `begin` is valid JSON.

@@ -75,10 +75,10 @@ def _check(each: Path, facts: os.stat_result, path: Path, instead: str) -> None:
 
 
 def is_owned_by(user_id: int, path: Path) -> bool:
-    """Return whether a file or directory belongs to the user `user_id`, to this process's user or to root.
+    """Return whether a file or directory belongs to the user `user_id` or to users that are always trusted.
 
-    If it is a symbolic link, the link must belong to one of them, too. Below the paths in TF4SLURM_TRUST the result is
-    always True.
+    These are this process's user and root. If the path is a symbolic link, the link must belong to one of the three,
+    too. Below the paths in TF4SLURM_TRUST the result is always True.
 
     Raises:
         OSError: The file does not exist.

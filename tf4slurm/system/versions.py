@@ -51,7 +51,7 @@ class Commit(NamedTuple):
 
 
 def read_commit(directory: Path) -> Commit | None:
-    """Return the git commit of a directory. For a snapshot, this is the commit of the original.
+    """Return the git commit of a directory. For a snapshot (a copy of the user's code), return that of the original.
 
     The result is None if git is not installed or tracks no file of the directory.
     """
