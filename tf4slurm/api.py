@@ -144,7 +144,7 @@ def resume(
 
 
 def own_command(*arguments: str) -> list[str]:
-    """Return the command that runs the command line of this installation of tf4slurm with these arguments."""
+    """Return the words of a command that runs `tf4slurm` with these arguments, from this installation."""
     return [sys.executable, "-m", "tf4slurm", *arguments]
 
 

@@ -99,7 +99,8 @@ class Cluster:
     def to_dictionary(self) -> dict[str, list[str]]:
         """Return TensorFlow's cluster spec, such as {"ps": ["h1:4002"], "worker": ["h1:4001", "h2:4001"]}.
 
-        The address "0:0" stands for a joined worker that has left before one with a higher index.
+        A joined worker that has left has the address "0:0" while there is one with a higher index, because the position
+        of an address is the index of its task.
         """
         return self._addresses(lambda role: role.is_in_cluster)
 

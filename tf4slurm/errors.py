@@ -24,7 +24,10 @@ REQUEUED = "REQUEUED"  # stopped, and back in Slurm's queue
 
 
 def exit_code_of(returncode: int) -> int:
-    """Return the exit code that a shell reports for a `subprocess` returncode: 128 + n for -n, after signal n."""
+    """Return the exit code that a shell reports for a `subprocess` returncode.
+
+    If signal n has killed the process, the returncode is -n and the result is 128 + n.
+    """
     return 128 - returncode if returncode < 0 else returncode
 
 
@@ -183,7 +186,11 @@ class ShutdownError(Tf4SlurmError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ShutdownTimeoutError(ShutdownError, TimeoutError):
-    """The tasks in `missing`, such as "worker/1", sent no completion signal in time."""
+    """Not all tasks sent their completion signals to a ps in time.
+
+    `missing` lists the tasks that sent none, such as "worker/1". With method="barrier" it lists all training tasks,
+    because a ps does not know which of them still train.
+    """
 
     missing: Sequence[str]
 

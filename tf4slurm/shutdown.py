@@ -48,9 +48,12 @@ def wait_for_workers(
         cluster: (cluster, task_type, task_index), where `cluster` has the addresses of each role. Default: the last
             result of get_server_dictionary(), else TF_CONFIG.
 
+    Returns:
+        The tasks that are done, and the tasks that have failed or were killed.
+
     Raises:
-        ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none; with
-            "barrier" it lists all training tasks.
+        ShutdownTimeoutError: Not all signals arrived in time. `missing` lists the tasks that sent none. With "barrier"
+            it lists all training tasks, because a ps does not know which of them still train.
         ShutdownError: This process is not a ps of the cluster, method="barrier" finds no agent or loses it, or with
             method="queue" the server of this ps does not answer.
         SlurmEnvironmentError: No cluster is given or found.

@@ -26,9 +26,9 @@ def spread_tasks(tasks: TaskTable) -> list[Task]:
 
 
 def find_local_address(tasks: TaskTable) -> Outcome | None:
-    """Return the outcome if a member has a loopback address, which other nodes cannot reach. Otherwise return None.
+    """Return the outcome of a job that must end because a member has a loopback address. Return None if none has.
 
-    In a job on a single node, loopback addresses are valid.
+    Other nodes cannot reach such an address. In a job on a single node, loopback addresses are valid.
     """
     present = tasks.present_members
     for record in present if len({record.node for record in present}) > 1 else ():

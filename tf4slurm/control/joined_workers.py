@@ -83,8 +83,8 @@ class JoinedWorkers:
     def workers(self) -> tuple[tuple[int, str], ...]:
         """The index and address of each worker that the chief should use.
 
-        The list has all workers. It is empty until a joined worker can be used or a spare has replaced a worker: the
-        chief then uses the workers of the cluster spec.
+        Either the tuple has all workers, or it is empty and the chief uses the workers of the cluster spec. It is empty
+        until a joined worker can be used or a spare has replaced a worker.
         """
         return self._workers
 
@@ -97,7 +97,7 @@ class JoinedWorkers:
         self._joined_workers[record.rank] = _JoinedWorker(record, now + self._spec.start_timeout_seconds)
 
     def remove(self, rank: int) -> None:
-        """Remove a joined worker that is gone. The chief's workers change with the next `update`."""
+        """Remove a joined worker that is gone. The next `update` removes it from `workers`, too."""
         self._joined_workers.pop(rank, None)
 
     def leave(self, record: TaskRecord, why: str, now: float) -> WorkerChanges:
@@ -171,7 +171,10 @@ class JoinedWorkers:
     def _find_dismissal(
         self, worker: _JoinedWorker, chief: TaskRecord, error: str | None, now: float
     ) -> tuple[str, int]:
-        """Return why a joined worker must end, and its exit code. Return "" and 0 if it need not end."""
+        """Return why a joined worker must end, and its exit code. Return "" and 0 if it need not end.
+
+        `error` is the error of the first closure that ran on the worker. None if there was no error.
+        """
         record, script = worker.record, chief.observed.script
         if script.workers_error:
             return script.workers_error, EXIT_NOT_FORMED

@@ -52,7 +52,9 @@ job or of the attempt."""
 
 @dataclass(frozen=True)
 class Registration:
-    """A task's first message in each call: its rank, its process, and the address where its child will listen.
+    """The first message that a task sends in each gRPC call to the control service.
+
+    It has the task's rank, its process, and the address where its child will listen.
 
     Attributes:
         incarnation: Id that distinguishes this process from other processes of the same rank.
@@ -284,10 +286,13 @@ def encode(message: Message, before: Message | None = None) -> bytes:
 
 
 def decode(payload: bytes, expected: type[_M], before: _M | None = None) -> _M:
-    """Decode a message of class `expected`. Missing fields have their values in `before`, or their defaults.
+    """Decode a message of class `expected` from the result of `encode`.
+
+    Fields that the payload lacks keep their values in `before`, the previous message. Without it they have their
+    defaults.
 
     Raises:
-        MessageError: The payload is not such a message.
+        MessageError: The payload is no message of this class.
     """
     try:
         name, fields = json.loads(payload)

@@ -88,7 +88,11 @@ class TaskRecord:
         return self.started_at is not None and now - self.started_at < IMPORT_SECONDS
 
     def lost_at(self, now: float, task_loss_seconds: float) -> float:
-        """Return the earliest job time at which this task may have been lost, if its loss is noticed at `now`."""
+        """Return the earliest job time at which this task may have been lost, if its loss is noticed at `now`.
+
+        This is the end of its connection, if that is broken. Otherwise it is the time of its last message, if that is
+        more than `task_loss_seconds` ago, else `now`.
+        """
         if self.has_registered and not self.is_connected:
             return self.disconnected_at
         return self.last_message_at if now - self.last_message_at > task_loss_seconds else now
@@ -108,8 +112,8 @@ class TaskRecord:
     def is_hidden_from_slurm(self) -> bool:
         """Whether Slurm may not notice the end of this task.
 
-        This is so if its agent or its plain srun script is suspended, or if its host or its slurmstepd is lost. It is
-        not so if an agent, its guard or a sidecar is killed: the connection breaks, and Slurm notices the script's end.
+        True if its agent or its plain srun script is suspended, or if its host or its slurmstepd is lost. False if an
+        agent, the agent's parent process (the guard) or a sidecar is killed: Slurm then notices the end.
         """
         if self.is_gone and self.is_connected and self.observed.state != "terminated":
             return True

@@ -72,8 +72,8 @@ def after_exit(
         returncode: The exit code, or minus the number of a signal.
         phase: The phase of the job.
         is_restart_left: --max-worker-restarts allows another restart of the task.
-        shared: The desired state of all tasks. When training is over, a ps may exit. When only evaluators are not done
-            (`is_finishing`), no failure repeats the training.
+        shared: The part of the desired state that is the same for all tasks. When training is over, a ps that exits
+            with 0 has finished. When only evaluators are not done (`is_finishing`), no exit fails the attempt.
     """
     if phase is Phase.STOPPING:
         return AfterExit.FINISHED
@@ -192,8 +192,8 @@ def after_loss(
     Args:
         role: The role of the lost task.
         phase: The phase of the job.
-        is_replaceable: There is a spare for each lost task, and `JobState` holds no earlier failure. It holds a failure
-            until each disconnected task has reconnected or is lost. Then the attempt fails, whatever spares there are.
+        is_replaceable: There is a spare for each lost task, and no earlier failure waits. A failure waits until each
+            disconnected task has reconnected or is lost. The attempt then fails, even if spares are left.
         accepts_workers: The chief's script can use another process in place of a worker.
         owns_child: The agent has started the child. False for a sidecar beside a plain srun script: during training and
             while scripts stop, the result is then that of `after_script_end`.

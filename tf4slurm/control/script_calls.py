@@ -51,9 +51,10 @@ class ScriptCalls:
             self._note_shards(self._shards.update(record.rank, script.shards))
 
     def on_end(self, record: TaskRecord) -> None:
-        """Handle the end of a child or its agent: remove it from barriers, and lease its shards to other tasks.
+        """Handle the end of a task's child or agent.
 
-        Under plain srun, also add a script that has failed to `failed_tasks`.
+        Withdraw the task from its barrier, and lease its shards to other tasks. Under plain srun, if its script has
+        failed, add the task to `DesiredState.failed_tasks`.
         """
         self._barriers.withdraw(record)
         self._note_shards(self._shards.release(record.rank))
@@ -68,7 +69,10 @@ class ScriptCalls:
         self._end_barriers(self._barriers.check(self._tasks.members, now))
 
     def note_end_of_training(self) -> None:
-        """Set `is_training_over` and `have_leaders_ended` in the desired states once they are true."""
+        """Check whether training is over, and whether the chief (without a chief, every worker) has ended.
+
+        If so, set `is_training_over` or `have_leaders_ended` in the desired states of all tasks.
+        """
         members = self._tasks.members
         leaders = [record for record in members if record.role.is_leader]
         have_ended = bool(leaders) and all(record.is_done or record.is_gone for record in leaders)

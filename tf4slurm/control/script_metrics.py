@@ -54,7 +54,8 @@ def merge_metrics(entries: Sequence[StepMetrics]) -> StepMetrics:
 def merge_to_limit(entries: Sequence[StepMetrics], max_values: int) -> list[StepMetrics]:
     """Merge consecutive entries in groups of equal size. Return entries with about `max_values` steps and metrics.
 
-    They have more if entries of a group have different metrics. At least one entry is returned if there was one.
+    The result has more values if the entries of a group have different metrics. If `entries` is not empty, the result
+    has at least one entry.
     """
     num_values = max((1 + len(entry.metrics) for entry in entries), default=1)
     size = max(1, -(-len(entries) // max(1, max_values // num_values)))

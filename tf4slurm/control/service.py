@@ -279,9 +279,9 @@ class _Connection:
         self._is_due.set()
 
     def request_heartbeat(self, recent_seconds: float = 0.0) -> None:
-        """Request a heartbeat, unless the last message to the task and the last one from it are both recent.
+        """Let `send` send a heartbeat, which the task answers with a heartbeat.
 
-        A message is recent for `recent_seconds`.
+        Do nothing if the last message to the task and the last one from it are both at most `recent_seconds` old.
         """
         record = self._service.state.tasks.get(self.rank)
         last_message_at = record.last_message_at if record is not None else 0.0

@@ -78,9 +78,13 @@ class _Shards:
     """
 
     def __init__(self, request: ShardRequest, start: ShardPosition, before: _Shards | None) -> None:
-        """Create the shards for the first `request` of an attempt that has their name. `start` is where to begin.
+        """Create the shards of the name in `request`, the first request of the attempt with this name.
 
-        `before` is this object of the previous attempt, so that repeated leases are counted. None if there was none.
+        Args:
+            request: The request.
+            start: The position at which the leases begin.
+            before: The shards of this name in the previous attempt, so that repeated leases are counted. None if there
+                were none.
         """
         self.request = request
         self.total = request.size * request.epochs
@@ -95,7 +99,10 @@ class _Shards:
 
     @property
     def leased_once(self) -> int:
-        """The number of the first shard that was never leased, neither in this attempt nor in an earlier one."""
+        """The number of the first shard that was never leased, neither in this attempt nor in an earlier one.
+
+        A lease of a shard with a smaller number counts as repeated.
+        """
         return max(self._leased_once, self.next)
 
     @property
@@ -257,9 +264,10 @@ class ShardLeases:
 
 
 def _answer_position(consumer: _Consumer, shards: _Shards) -> None:
-    """Answer a request with a new `position_request`. To any other request, remove the last answer, which may be large.
+    """Set the consumer's `position` if its request has a new `position_request`. Otherwise remove the position.
 
-    If the position is too large for a message, set the consumer's error instead.
+    A position may be large, and each message to the task would contain it. If it is too large for a message, set the
+    consumer's `error` instead.
     """
     number = consumer.request.position_request
     if number == consumer.position_reply:

@@ -32,9 +32,10 @@ class NodeFailures:
         self._failures.update(record.node for record in members if record.task == cause)
 
     def excluded_nodes(self, members: Sequence[TaskRecord]) -> tuple[str, ...]:
-        """Return the nodes that spares on other nodes should replace: two or more attempts have failed on each.
+        """Return the nodes on each of which two or more attempts have failed.
 
-        Empty if all members that are not gone are on one node.
+        Spares on other nodes should replace the tasks there. The result is empty if no other node is left: all members
+        that are not gone are on one node.
         """
         if len({record.node for record in members if record.node and not record.is_gone}) <= 1:
             return ()

@@ -67,12 +67,15 @@ class JobState:
         self._exited_early: TaskRecord | None = None
 
     def postpone_start(self, until: float) -> None:
-        """Let the start timeout begin at the job time `until`. With `math.inf` it does not expire."""
+        """Postpone the start timeout, the time limit for the cluster to form: it now begins at the job time `until`.
+
+        With `math.inf` it does not expire before the next call of this function.
+        """
         self._phase_deadline = until + self.spec.start_timeout_seconds
 
     @property
     def excluded_nodes(self) -> tuple[str, ...]:
-        """The nodes that spares on other nodes should replace. See `NodeFailures.excluded_nodes`."""
+        """The nodes where attempts have failed repeatedly. Spares on other nodes should replace the tasks there."""
         return self._node_failures.excluded_nodes(self.tasks.members)
 
     # The cluster
@@ -171,8 +174,9 @@ class JobState:
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun or, in a local job, of all agents. All tasks have ended with it.
 
-        The job ends with the first of these that there is: the outcome that it has already, the failure that is held
-        back, the pause of the launcher in which agents have ended, and `outcome`.
+        The job keeps an outcome that it already has. Otherwise it ends with the first of these causes that applies: a
+        failure that still waits for disconnected tasks, a pause of the launcher that ended agents (if `outcome` has
+        exit code 7), and `outcome`.
         """
         self.now = now
         if self._held_failure is not None:

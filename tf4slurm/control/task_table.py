@@ -92,7 +92,7 @@ class TaskTable:
 
     @property
     def accepts_workers(self) -> bool:
-        """Whether the chief's script can use other processes as workers."""
+        """Whether the chief's script can use joined workers, and spares in place of lost workers."""
         chief = self.chief
         return chief is not None and chief.observed.script.workers is not None
 
@@ -112,12 +112,18 @@ class TaskTable:
 
     @property
     def are_all_registered(self) -> bool:
-        """Whether each member has sent its address in this attempt. Those of `form_without` do not count."""
+        """Whether each member has sent its address in this attempt. Members that the cluster forms without are ignored.
+
+        See `form_without`.
+        """
         return not self._unregistered
 
     @property
     def are_all_ready(self) -> bool:
-        """Whether the reachability check of each member has succeeded. Those of `form_without` do not count."""
+        """Whether each member's reachability check has succeeded. Members that the cluster forms without are ignored.
+
+        See `form_without`.
+        """
         return not self._not_ready
 
     @property

@@ -29,7 +29,7 @@ class StepWatch:
         self._last_step_at = now
 
     def reset(self) -> None:
-        """Start no stall timeout before the next step is reported."""
+        """Stop the stall timeout. It starts again when a task reports the next step."""
         self._last_step_at = _NEVER
 
     def find_stall(self, members: Sequence[TaskRecord], now: float) -> TaskRecord | None:
@@ -67,13 +67,16 @@ class ServerWatch:
     def lacks_servers(self, members: Sequence[TaskRecord]) -> bool:
         """Return whether no server has ever answered, although several tasks are in the cluster spec.
 
-        False for scripts of plain srun.
+        The result is False under plain srun, because sidecars do not look for servers.
         """
         tasks = [record for record in members if record.role.is_in_cluster]
         return not self._has_server and len(tasks) > 1 and all(record.owns_child for record in tasks)
 
     def has_failed(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Return whether servers are required and `lacks_servers` is still true after the start timeout."""
+        """Return whether the job must end because it lacks servers.
+
+        This is so if `JobSpec.require_servers` is set and `lacks_servers` is still true after the start timeout.
+        """
         is_over = now - self._started_at >= self._spec.start_timeout_seconds
         return self._spec.require_servers and is_over and self.lacks_servers(members)
 
@@ -136,9 +139,10 @@ class IdleWatch:
 
 
 def _describe_idleness(task_types: set[str]) -> str | None:
-    """Return a warning that no task computes, and that the script may wait for a chief or for no chief.
+    """Return a warning that no task computes, with the likely cause.
 
-    Return None if `task_types`, those of the cluster spec, have no "ps".
+    In a job without a chief, the script may wait for one. In a job with a chief, the script may expect none. Return
+    None if `task_types`, those of the cluster spec, have no "ps".
     """
     seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
     if "ps" not in task_types:
@@ -165,7 +169,10 @@ class PauseWatch:
         self._excuses_until = 0.0
 
     def note(self, seconds: float, now: float) -> None:
-        """Remember a pause of `seconds` that ended at `now`, unless it was too short to end agents."""
+        """Remember a pause of the launcher that lasted `seconds` and ended at `now`.
+
+        Ignore it if it was so short that no agent can have counted the launcher as lost and ended its task.
+        """
         limit = self._spec.launcher_loss_seconds
         if seconds + self._spec.heartbeat_interval_seconds > limit:  # agents count from the last message
             reason = f"The launcher was paused for {seconds:.0f} s (Ctrl-Z, SIGSTOP or a suspended host). Agents end "
@@ -175,9 +182,10 @@ class PauseWatch:
             self._excuses_until = now + self._spec.termination_seconds
 
     def outcome_of_pause(self, now: float) -> Outcome | None:
-        """Return the outcome of a job that ends because of the pause. None if the pause cannot explain a loss at `now`.
+        """Return the outcome of the job if a pause of the launcher can be the cause of a loss at `now`, else None.
 
-        A pause explains losses until `JobSpec.termination_seconds` after its end. The outcome has no task as its cause.
+        A pause can be the cause until `JobSpec.termination_seconds` after its end. The outcome names the pause as the
+        reason, and no task as the cause.
         """
         return self._outcome if now < self._excuses_until else None
 
@@ -267,7 +275,11 @@ class Watches:
         return found
 
     def check_at_completion(self, members: Sequence[TaskRecord]) -> Findings:
-        """Look for missing servers when the job would end with success. The outcome is set if servers are required."""
+        """When the job would end with success, check that a TensorFlow server has answered in it.
+
+        If `ServerWatch.lacks_servers` is true, the result has an outcome (with `JobSpec.require_servers`) or a warning
+        (without it, and if there was no warning before).
+        """
         found = Findings()
         if self.servers.lacks_servers(members):
             text = self.servers.describe(members)

@@ -212,7 +212,7 @@ class ScriptChannel:
         self._save_if_stopping()
 
     def enable_stop_requests(self) -> None:
-        """Send the agent that this script checks for stop requests. Idempotent.
+        """Inform the agent that this script checks for stop requests. Idempotent.
 
         The first call in the main thread also installs a handler that forwards stop signals to the agent. Signals that
         the script handles or ignores are left alone.
@@ -226,7 +226,10 @@ class ScriptChannel:
                 _forward_signals(numbers, self)
 
     def _close_in_fork(self) -> None:
-        """Close the copy of the parent's socket in a fork. With it, the agent would not notice the parent's end."""
+        """In a fork, close the copy of the parent's socket.
+
+        While a copy is open, the agent cannot notice the end of the parent.
+        """
         self.is_open = False
         with contextlib.suppress(OSError):
             os.close(self._socket.detach())

@@ -62,13 +62,20 @@ def watch_sidecar(
 
 
 def call_after_training(function: Callable[[], object]) -> None:
-    """Let the watching thread call a function when no task needs the ps any more. Without a sidecar, do nothing."""
+    """Call `function` when no task needs the ps any more, in the thread of `watch_sidecar`.
+
+    In a process without that thread, do nothing.
+    """
     for watch in _watches:
         watch.functions.append(function)
 
 
 def keep_running() -> None:
-    """Do not end this ps `ps_exit_seconds` after training: its script ends itself. Without a sidecar, do nothing."""
+    """Let this ps run after the end of training until its script ends.
+
+    Without this call, the thread of `watch_sidecar` ends it; see `ps_exit_seconds` of `get_server_dictionary`. In a
+    process without that thread, do nothing.
+    """
     for watch in _watches:
         watch.exit_seconds = None
 
