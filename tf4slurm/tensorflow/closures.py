@@ -112,9 +112,10 @@ class ClosureRunner:
         return is_stopped
 
     def _watch(self, threads: list[_Thread], poll: Callable[[], None], ends_at_stop: bool) -> bool:
-        """Start the threads that run units, and call `poll`. Return whether a stop was requested.
+        """Start the threads that run units, and call `poll`, as `run` describes. Return whether a stop was requested.
 
-        The call ends when all threads have ended, when one has failed, or 10 s after a stop request.
+        The call ends when all threads have ended, when one has failed, or 10 s after a stop request. With
+        `ends_at_stop=False`, stop requests are ignored, and the result is False.
         """
         is_stopped, give_up_at, next_start = False, float("inf"), 0.0
         while time.monotonic() < give_up_at and not self._errors:
@@ -165,7 +166,8 @@ class ClosureRunner:
     def _run_units(self, ended: _Thread) -> None:
         """Run one unit after another, in a thread, until there are no more, or one fails.
 
-        At the end, set the result of the thread's future `ended`. If the future was cancelled before, do nothing.
+        At the end, the result of the thread's future `ended` is the exception of the unit that failed, or None. If the
+        future was cancelled before, do nothing.
         """
         if not ended.set_running_or_notify_cancel():
             return

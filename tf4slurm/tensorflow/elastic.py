@@ -33,7 +33,8 @@ These modules use the following words for a worker:
     out            it is not in use, and runs no closure: it has failed, is released, or is not connected yet
     joined         it is not one of the first workers, with which the strategy was created
 
-A ps is lost if a connection to its address fails. If only the answer times out, the ps is not lost.
+A ps is lost if a new connection to its address fails or ends, or if what answers there is not an HTTP/2 server. If the
+connection or the answer times out, the ps is only silent, not lost (`network.reachability.is_answering`).
 
     elastic               the time before the switch, and the switch
     elastic_workers       the time after it: which workers are in use, and the threads of the others
@@ -79,7 +80,7 @@ _PRIVATE_NAMES = {
         "workers": "append joined workers",
         "closure_queue": "put back the closure of a worker that is not in use",
         "resource_cancellation_mgr": "create resources on joined workers",
-        "failure_handler": "see there",
+        "failure_handler": "see there",  # the next part of this table
     },
     "failure_handler": {
         "_server_def": "recognize the calls of the update thread; the servers at the start",
@@ -169,8 +170,10 @@ class WorkerWatch:
     def _switch(self) -> None:
         """Make the workers elastic. The first call of `ElasticWorkers.update` comes 0.2 s later.
 
-        In this time, threads that were registering a function on the workers, without `_context_lock`, can finish. A
-        worker that left earlier would make the registration fail.
+        From now on, a thread that registers a function on the workers holds `_context_lock`. In the 0.2 s, threads that
+        began a registration before, without the lock, can finish it. This time is a guess, not a guarantee: TensorFlow
+        sends the function to each worker, and does not wait for the answers. If a registration takes longer, and a
+        worker is disconnected meanwhile, the registration fails, and the script gets the error.
         """
         from tf4slurm.tensorflow.elastic_workers import ElasticWorkers  # subclasses private classes of TensorFlow
 
@@ -209,7 +212,7 @@ class WorkerWatch:
           Then the workers must become elastic.
 
         If the workers must become elastic for any reason, or the cluster has been stopped, end the update thread. If
-        another strategy connects, call TensorFlow's function at once.
+        `server_def` is that of another strategy, which connects now, call TensorFlow's function at once.
         """
         if server_def is not self._handler._server_def:  # another strategy connects
             self._update_server_def(server_def)

@@ -41,8 +41,11 @@ def failing_fast(servers: Collection[Address]) -> Iterator[None]:
     """During the block, let RPCs fail instead of waiting for one of these servers.
 
     An RPC to a server that is gone fails at once: TensorFlow reads the variable GRPC_FAIL_FAST at each RPC. This holds
-    for all RPCs of this process. `servers.py` gives the variable a value before. An RPC to a server that no longer
-    answers fails when a thread finds that out, after some seconds.
+    for all RPCs of this process. The variable must have a value already (`connect_parameter_server_strategy` sets it),
+    which is restored after the block.
+
+    An RPC to one of `servers` that does not answer any more fails after some seconds: a thread checks these servers,
+    and shuts down the connections. An RPC to any other server that does not answer, such as a ps, goes on waiting.
     """
     before = os.environ[_FAIL_FAST]
     os.environ[_FAIL_FAST] = "true"

@@ -17,10 +17,11 @@ import tensorflow as tf
 
 
 class WorkerIndex(int):
-    """The index of a worker, as an int from which TensorFlow makes tensors in the chief.
+    """The index of a worker, as an int that TensorFlow converts to a tensor on the chief's CPU.
 
-    Functions may capture such a tensor. TensorFlow would create it on the worker, and hold the GIL until the worker
-    answers. So a worker that is suspended would block this process.
+    TensorFlow makes this tensor at each call of a function that uses `experimental_get_current_worker_index()`. From a
+    plain int, it would make the tensor on the worker, and hold Python's GIL until the worker answers. So a suspended
+    worker would block the whole chief.
     """
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
@@ -40,7 +41,7 @@ class PerWorkerResources:
         """
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._known: list[weakref.ref[Any]] = []  # functions may capture them
+        self._known: list[weakref.ref[Any]] = []  # not all are arguments of closures: functions may capture them
         for name in ("_create_per_worker_resources", "_create_per_worker_variables"):
             setattr(coordinator, name, self._remember(getattr(coordinator, name)))
         resources = [resource() for resource in cluster.workers[0]._resource_remote_value_refs]
@@ -55,12 +56,13 @@ class PerWorkerResources:
     def create_missing(self, closure: Any) -> bool:
         """Schedule the creation of resources that the closure may use, on each worker that lacks them.
 
-        Return whether any were missing. The closure must then run later.
+        These are the resources among its arguments, and all others of the coordinator, because its function may have
+        captured any of them. Return whether any were missing. The closure must then run later, after their creation.
         """
         workers = tuple(self._cluster.workers)
         is_incomplete = False
         with self._lock:
-            captured = (each() for each in self._known)
+            captured = (each() for each in self._known)  # all that the function may have captured
             for values in (*captured, *tf.nest.flatten((closure._args, closure._kwargs))):
                 if isinstance(values, tf.distribute.coordinator.PerWorkerValue) and len(values._values) < len(workers):
                     is_incomplete = True

@@ -40,9 +40,15 @@ _NEXT: dict[WorkerState, dict[WorkerEvent, WorkerState]] = {
 # fmt: on
 """The state after an event. OUT begins no closure, because the worker's thread waits.
 
-A worker that has failed may be connected again before its thread, which waits, ends the failed closure. So IDLE has a
-state after "end". TensorFlow retries a cancelled resource closure within its first run. So RUNNING and FINISHING have a
-state after "begin". Only workers in the state OUT are connected: "connect" cannot occur in the other states.
+Only workers in the state OUT are connected: "connect" cannot occur in the other states. A worker that has failed may be
+connected again before its thread, which waits, ends the failed closure. So IDLE has a state after "end".
+
+RUNNING and FINISHING have a state after "begin", because runs of a resource closure can be nested: if its error is
+transient, such as a cancellation, TensorFlow's `_process_resource_closure` calls itself.
+
+* In RUNNING, the inner run is an ordinary one. Its "end" makes the worker IDLE, and the outer "end" changes nothing.
+* In FINISHING, the inner "begin" makes the worker OUT. So the closure does not run again, and no inner "end" follows:
+  the thread waits in the inner run until the worker is IDLE. The outer "end" changes nothing.
 """
 
 

@@ -137,8 +137,8 @@ class ElasticWorkers:
     def run_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
         """Call `run(closure)`. If the worker is not in use, put the closure back into the queue, and wait.
 
-        The worker's thread calls this method. The wait ends when the worker is in use again. If the closure may use
-        resources that a joined worker lacks, schedule their creation, and put the closure back, too.
+        The worker's thread calls this method. The wait ends when the worker is in use again, or after `stop`. If the
+        closure may use resources that a joined worker lacks, schedule their creation, and put the closure back, too.
         """
         with self._running(worker) as may_run:
             if not may_run or self._resources.create_missing(closure):
@@ -152,8 +152,8 @@ class ElasticWorkers:
     def run_resource_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
         """Call `run(closure)`, which creates a resource. If the worker is not in use, drop the closure and wait.
 
-        The worker's thread calls this method. The wait ends when the worker is in use again. `_ElasticWorker.connect`
-        has then scheduled the closure once more.
+        The worker's thread calls this method. The wait ends when the worker is in use again, or after `stop`. If it is
+        in use, `_ElasticWorker.connect` has scheduled the closure once more.
         """
         with self._running(worker) as may_run:
             if may_run:
@@ -163,7 +163,7 @@ class ElasticWorkers:
     def _running(self, worker: Any) -> Iterator[bool]:
         """Note that the worker's thread has taken a closure. Yield whether the thread may run it in the `with` block.
 
-        If it may not, wait at the end of the block until the worker is in use again.
+        If it may not, wait at the end of the block until the worker is in use again, or `stop` is called.
         """
         index = self._thread.index = worker.worker_index
         may_run = self._states.begin(index)
@@ -176,7 +176,7 @@ class ElasticWorkers:
                 self._states.wait_until_used(index)
 
     def wait_until_used(self, worker: Any) -> None:
-        """Wait until a failed worker is in use again."""
+        """Wait until a failed worker is in use again, or `stop` is called."""
         self._states.wait_until_used(worker.worker_index)
 
     def is_fault_of_worker(self, error: Exception) -> bool:
@@ -196,11 +196,16 @@ class ElasticWorkers:
     # In the thread that calls `update`
 
     def _follow_failures(self) -> None:
-        """Set the state of workers that TensorFlow has marked as dead. Notify their threads, which wait for an update.
+        """Set the state of workers that TensorFlow has marked as dead to OUT. Notify their threads.
 
-        A notified thread calls `_ElasticWorker._on_worker_recovery`, which waits until the worker is in use. But if its
-        closure began before the switch, it calls TensorFlow's `_on_worker_recovery`. That method removes the mark and
-        schedules the worker's resources. The thread then waits at its next closure. `connect` schedules them again.
+        The thread of such a worker waits in TensorFlow's `wait_on_failure`. What it does next depends on the closure
+        that failed:
+
+        * The closure began after the workers became elastic: the thread calls `_ElasticWorker._on_worker_recovery`,
+          which waits until the worker is in use.
+        * The closure began before: the thread calls TensorFlow's `Worker._on_worker_recovery`, which removes the mark,
+          and schedules the worker's resources too early. The thread then takes a closure, and waits in `_running`. When
+          the worker is connected, `_ElasticWorker.connect` schedules the resources again.
         """
         with self._handler._cluster_update_lock:
             dead = {worker.worker_index: worker._is_dead_with_error for worker in self._cluster.workers}
@@ -242,7 +247,13 @@ class ElasticWorkers:
         self._add(joining)
 
     def _connect_to(self, workers: Mapping[int, Address]) -> None:
-        """Connect TensorFlow to these workers and to all ps, but to no other workers."""
+        """Connect TensorFlow to these workers and to all ps, but to no other workers.
+
+        The call holds `_context_lock`, and returns when all these servers have answered. If a worker does not answer,
+        its RPC fails after some seconds (`failing_fast`). But RPCs to a ps have no deadline. Until a silent ps answers,
+        or its process ends, no worker joins or leaves, and threads that trace a function wait for the lock. Under an
+        agent, this takes about `--heartbeat-timeout` (10 s) at most: then the ps counts as failed.
+        """
         server_def = copy.deepcopy(self._server_def)
         (job,) = (job for job in server_def.cluster.job if job.name == "worker")
         job.tasks.clear()
@@ -279,9 +290,10 @@ class ElasticWorkers:
             self._states.change("connect", indices)
 
     def _check_ps(self) -> None:
-        """Raise PSUnavailableError if a ps is lost. Call this before `_connect_to`.
+        """Raise PSUnavailableError if a ps is lost. A ps that is only silent raises no error.
 
-        `_connect_to` would remove the devices of the lost ps, and so change the errors of later operations.
+        Call this before `_connect_to`, which would remove the devices of the lost ps, and so change the errors of later
+        operations. Module `elastic` says when a ps is lost.
         """
         lost = [index for index, answer in check_servers(self._ps).items() if answer is None]
         if lost:
@@ -300,11 +312,18 @@ class ElasticWorkers:
 
 
 class _DisconnectedError(tf.errors.UnavailableError):  # type: ignore[misc]
-    """Marks a worker that `ElasticWorkers` has disconnected as dead, although no closure has failed on it."""
+    """The error of a worker that `ElasticWorkers` has disconnected, although no closure has failed on it.
+
+    As `_is_dead_with_error` of the worker, it marks the worker as dead for TensorFlow.
+    """
 
 
 class _ElasticHandler(WorkerPreemptionHandler):  # type: ignore[misc]
-    """TensorFlow's failure handler after the switch: its attribute `elastic` updates the workers."""
+    """The class of TensorFlow's failure handler after the workers have become elastic.
+
+    Attributes:
+        elastic: The ElasticWorkers object, which updates the workers in place of TensorFlow's update thread.
+    """
 
     elastic: ElasticWorkers
 
@@ -339,7 +358,7 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         self.failure_handler.elastic.run_resource_closure(self, closure, super()._process_resource_closure)
 
     def _on_worker_recovery(self) -> None:
-        """Wait until this worker, which has failed, is in use again.
+        """Wait until this worker, which has failed, is in use again, or the cluster is stopped.
 
         Unlike TensorFlow's method, create no resources: `connect` does.
         """
@@ -353,7 +372,10 @@ class _ElasticWorker(Worker):  # type: ignore[misc]
         super()._on_worker_recovery()
 
     def disconnect(self) -> list[Any]:
-        """Mark this worker as dead, and its resources as lost. Return the resources' values. See `_disconnect`."""
+        """Mark this worker as dead, and its resources as lost. Create no more resources on it.
+
+        Return the values of its resources. `ElasticWorkers._disconnect` says how long the caller keeps them.
+        """
         error = _DisconnectedError(None, None, f"{self.device_name} is not connected.")
         queue = self._cluster.closure_queue
         with self._resource_tracking_lock:

@@ -145,7 +145,10 @@ class LocalCluster:
             time.sleep(_POLL_SECONDS)
 
     def _command(self, directory: Path) -> list[str]:
-        """Return the command of the launcher. The kernel terminates the launcher when this process exits."""
+        """Return the command of a launcher whose tasks run `main(directory)`.
+
+        The kernel terminates the launcher when this process exits.
+        """
         ps, workers = self._counts
         bound = [sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), "0"]
         run = ["run", "--local", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]

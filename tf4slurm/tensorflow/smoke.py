@@ -13,7 +13,12 @@ _TARGET = 2.0
 
 
 def main(timeout_seconds: float) -> None:
-    """Run the task that TF_CONFIG names. Importing, connecting and training may each take `timeout_seconds`."""
+    """Run the task of `tf4slurm test` that TF_CONFIG names.
+
+    A ps or worker runs its server. The chief trains until all workers have run steps and the variable on the ps is
+    about 2. It prints a line about this. Importing TensorFlow, connecting and training may each take `timeout_seconds`.
+    If one of them takes longer, the process exits with an error.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with exit_after(timeout_seconds, lambda: f"timed out after {timeout_seconds:g} s while importing TensorFlow"):
         import tensorflow as tf

@@ -152,9 +152,9 @@ def run_closures(
             result is True, this call schedules no more closures, saves a checkpoint and returns.
         save_at: If the counter is at least this number at the end of this call, a checkpoint is saved even if none is
             due. The number may be greater than `steps`.
-        last_step: The step at which the whole training ends, in this call or a later one. It limits the number of steps
-            per closure: the fewer steps are expected, the fewer a closure has. This call expects the steps that are
-            left until then or, if that is more, as many as were done before: a script may call `run_steps` in a loop.
+        last_step: The step at which the whole training ends, in this call or a later one. The fewer steps are expected,
+            the fewer a closure has. Two numbers of steps are computed, and the greater one is expected: the steps left
+            until `last_step`, and the steps done before this call, because a script may call `run_steps` in a loop.
     """
     wait_for_closures(coordinator, timeout_seconds)
     allow_exit_without_workers(coordinator)

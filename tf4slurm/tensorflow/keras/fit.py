@@ -219,7 +219,11 @@ class _Training:
         return is_stopped, step_fn.logs(sums, completed)
 
     def _report(self, logs: dict[str, Any], step: int | None = None) -> None:
-        """Report the values to the job, except arrays, which a report cannot hold."""
+        """Report the values to the job, except arrays, which a report cannot hold.
+
+        `step` is the step of the values (default: the step counter). With MultiWorkerMirroredStrategy, only the first
+        worker reports.
+        """
         if self.execution.is_first and logs:
             numbers = {name: value for name, value in logs.items() if name != "step" and not np.ndim(value)}
             report(step=int(self.counter.numpy()) if step is None else step, **numbers)

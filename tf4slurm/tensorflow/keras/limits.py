@@ -53,7 +53,11 @@ _patched: set[int] = set()
 
 
 def install_keras_limits() -> None:
-    """Patch the classes of Keras 3, if it is imported and uses TensorFlow. Idempotent."""
+    """Patch the classes of Keras 3 for strategies of several processes, as the module's docstring describes.
+
+    What would fail or miscount then raises KerasError, or is made correct. Do nothing if Keras 3 is not imported, or
+    does not use TensorFlow. Idempotent.
+    """
     keras = sys.modules.get("keras")
     if keras is None or id(keras) in _patched or not keras.__version__.startswith("3."):
         return
@@ -177,7 +181,10 @@ def _warn_of_old_value(variable: str) -> None:
 
 
 def _note_metric(add_variable: Callable[..., Any], metric: Any, *arguments: Any, **options: Any) -> Any:
-    """Create a variable of a metric, and store the metric's name in it."""
+    """Create a variable of a metric with Keras's method `add_variable`, and return it.
+
+    Store the metric's name in the variable. By this, `_add_atomically` recognizes variables of metrics.
+    """
     variable = add_variable(metric, *arguments, **options)
     variable._tf4slurm_metric = metric.name
     return variable
@@ -201,15 +208,19 @@ def _refuse_optimizer(build: Callable[..., Any], optimizer: Any, *arguments: Any
 
 
 def _clip_in_one_process(clip: Callable[..., Any], optimizer: Any, gradients: Any) -> Any:
-    """Clip the gradients if there is one replica. With several, `_clip_sum` clips the sum of their gradients."""
+    """Return the gradients, clipped by Keras's method `clip` if there is one replica.
+
+    With several replicas, return the gradients unchanged: `_clip_sum` clips the sum of all replicas.
+    """
     return gradients if _is_one_of_several() else clip(optimizer, gradients)
 
 
 def _clip_sum(add_up: Callable[..., Any], optimizer: Any, gradients_and_variables: Any) -> Any:
-    """Clip the sum of the gradients of all replicas, as one process does.
+    """Return (gradient, variable) pairs, with the clipped sum of the gradients of all replicas.
 
-    Keras would clip the gradients of each replica, and add them up. TensorFlow adds up gradients of one dtype at a
-    time.
+    `add_up` is Keras's method, which adds up the gradients of the replicas. Keras clips them before, but one process
+    would clip the sum. `add_up` is called once per dtype, because TensorFlow adds up gradients of one dtype at a time.
+    If there is one replica, return the result of `add_up`.
     """
     pairs = list(gradients_and_variables)
     if not pairs or not _is_one_of_several():

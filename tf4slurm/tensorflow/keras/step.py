@@ -113,7 +113,10 @@ class KerasStep:
             return _flatten(self._model.get_metrics_result())
 
     def _mapping(self, added: list[Any]) -> list[tuple[Any, Any]]:
-        """Return each metric variable with its value: the initial value plus the number for it in `added`."""
+        """Return (variable, value) pairs of the metrics' variables, as keras.StatelessScope takes them.
+
+        A value is the initial value of its variable, plus the entry of `added` at the same position.
+        """
         return [
             (variable, tf.cast(initial + total, variable.dtype))
             for variable, initial, total in zip(self._variables, self._initial, added, strict=True)

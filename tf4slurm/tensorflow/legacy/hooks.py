@@ -82,7 +82,11 @@ class DoneHook(_StartHook):
             self._signal.send_at_exit()
 
     def begin(self) -> None:
-        """Wait for the chief's session and all ps. The chief first finds the token queue of SyncReplicasOptimizer."""
+        """Wait for the chief's session and all ps.
+
+        The chief first creates the operations that close the token queue of SyncReplicasOptimizer, because TensorFlow
+        finalizes the graph after this call.
+        """
         self._close_tokens = _close_token_queues() if self._current.is_chief else []
         super().begin()
 

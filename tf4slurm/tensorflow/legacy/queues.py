@@ -70,12 +70,12 @@ def poll(
 ) -> Iterator[Any]:
     """Yield the value of `fetch` at intervals until the deadline. Wait for a ps that starts later, or is busy.
 
-    `deadline` is a time of the monotonic clock. With one CPU, one operation such as a save can keep a ps busy for
-    minutes. TensorFlow's error is the same for a ps that has exited, but only the busy one still accepts connections at
-    `address`.
+    `deadline` is a time of the monotonic clock. After it, the iterator ends, without an error and perhaps without a
+    value. With one CPU, one operation such as a save can keep a ps busy for minutes. TensorFlow's error is the same for
+    a ps that has exited, but only the busy one still accepts connections at `address`.
 
-    The reason to poll: a single operation that waits on the ps would delay signal handlers, and could lose an item at
-    its timeout.
+    The reason to poll: a single operation that waits on the ps would delay signal handlers. If it took an item from a
+    queue, it could lose the item at its timeout.
 
     Raises:
         tf.errors.DeadlineExceededError: The ps has answered before, and has exited.
