@@ -57,13 +57,15 @@ def end_step(step: SlurmStep) -> None:
 
 
 def claim(directory: RunDirectory) -> bool:
-    """Remove control.json. Return whether this task has removed it.
+    """Remove control.json. Return False if another task has removed it.
 
     Several tasks call this function after the loss of rank 0. Only one of them gets True: the task that then writes the
-    job's result or cancels the step.
+    job's result or cancels the step. If the file cannot be removed, each of them gets True, so that the step ends.
     """
     try:
         directory.control.unlink()
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError as error:
+        logger.warning("%s cannot be removed: %s", directory.control, error.strerror)
     return True

@@ -91,10 +91,10 @@ def _end_without_rank_0(client: ControlClient, directory: RunDirectory, step: Sl
 
 
 def _write_result(client: ControlClient, directory: RunDirectory) -> bool:
-    """Write the job's result if this task can remove control.json. Return whether this task has removed this file.
+    """Write the job's result, unless another task does. Return whether this task does it: see `claim`.
 
-    Every task but rank 0 tries to remove the file, so only one succeeds. The task that succeeds writes the result,
-    unless rank 0 has written one before. A task that does not succeed waits at most 2 s for the result.
+    Every task but rank 0 calls this function. If rank 0 has written a result before, it is kept. A task that does not
+    write the result waits for it, at most 2 s.
     """
     if not claim(directory):
         deadline = time.monotonic() + _RESULT_SECONDS
