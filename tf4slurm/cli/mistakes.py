@@ -126,7 +126,7 @@ def _of(context: click.Context | None) -> str:
 
 
 def _find_option(name: str, context: click.Context | None) -> str:
-    """Return a hint for an unknown option `name`, or "" without one.
+    """Return a hint for an unknown option `name`, or "" if there is no hint.
 
     The hint names other verbs that have this option, or else similar options of the verb in `context`.
     """

@@ -28,7 +28,8 @@ class PlainOutput(TerminalOutput):
     def __init__(self, num_tasks: int, output: LineWriter | None, notes: LineWriter) -> None:
         """Prepare the output for a job of `num_tasks` tasks.
 
-        If `output` is None, neither the tasks' output nor the summary of a successful job is printed.
+        The lines of the tasks go to `output`, events and the summary to `notes`. If `output` is None, neither the lines
+        of the tasks nor the summary of a successful job is printed.
         """
         self._num_tasks = num_tasks
         self._output = output

@@ -94,7 +94,11 @@ class BoundedMetrics:
         self._is_open = False
 
     def add(self, entry: StepMetrics) -> None:
-        """Add an entry that is later than all earlier ones. Merge all pairs if there are too many numbers."""
+        """Add an entry, which must be later than all earlier ones.
+
+        If all lines together then have more than `max_values` steps and metrics, each two neighbouring lines are merged
+        into one. After that, entries are merged into the last line until it has as many as the lines before it.
+        """
         group_size = 2**self.num_mergings
         if self._is_open and self.lines[-1].calls + entry.calls <= group_size:
             self.lines[-1] = merge_metrics([self.lines[-1], entry])

@@ -187,11 +187,11 @@ class ShardLeases:
         self._consumers: dict[int, dict[str, _Consumer]] = {}
 
     def update(self, rank: int, requests: Sequence[ShardRequest]) -> ShardChanges:
-        """Apply the current requests of a task.
+        """Apply the current requests of a task: one for each of its `DataShards` objects. Return what changed.
 
-        Shards that a request lists as done are done. A `DataShards` object gives its shards back if its request has
-        capacity 0, or is not in `requests` any more. Then the free shards of the changed names are leased to the tasks
-        that wait for them.
+        Shards that the object has leased and lists as done are done. An object gives its shards back if its request has
+        capacity 0, or is not in `requests` any more. Then free shards are leased to the tasks that wait for shards of a
+        name that a new, changed or missing request had.
         """
         consumers = self._consumers.setdefault(rank, {})
         touched: dict[_Shards, None] = {}

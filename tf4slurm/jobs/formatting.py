@@ -60,7 +60,7 @@ def format_bytes(count: float) -> str:
 def format_number(value: float) -> str:
     """Return a number as text, such as "0", "0.0123", "4.56", "1,234" or "4.60e+12".
 
-    It is rounded to three significant digits, but to an integer from 100 to 1e9.
+    Numbers from 100 to 1e9 are rounded to an integer, all others to three significant digits.
     """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)

@@ -157,8 +157,9 @@ def find_descendants(*, with_own_group: bool = True, others: Others = NO_OTHERS)
     The result is empty on a system other than Linux.
 
     Args:
-        with_own_group: Whether to include children in this process's group, and their descendants. Such children are
-            programs of the agent or launcher itself, since agents leave the launcher's group, and children the agent's.
+        with_own_group: Whether to include child processes in this process's group, and their descendants. These are
+            programs that the agent or launcher itself has started: an agent leaves the launcher's group, and a script
+            leaves that of its agent.
         others: The result of `find_others` before the job. These processes and their descendants are left out.
     """
     children = _children_by_parent()

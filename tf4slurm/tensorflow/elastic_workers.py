@@ -135,9 +135,10 @@ class ElasticWorkers:
     # In the threads of workers
 
     def run_closure(self, worker: Any, closure: Any, run: Callable[[Any], None]) -> None:
-        """Call `run(closure)`. If the worker is not in use, put the closure back into the queue, and wait.
+        """Call `run(closure)` if the coordinator may use the worker now. Otherwise put the closure back into the queue.
 
-        The worker's thread calls this method. The wait ends when the worker is in use again, or after `stop`. If the
+        A worker that has failed, was released or is not connected may not be used. The worker's thread, which calls
+        this method, then waits until the worker may be used again, or until `stop` is called. If the
         closure may use resources that a joined worker lacks, schedule their creation, and put the closure back, too.
         """
         with self._running(worker) as may_run:

@@ -249,7 +249,10 @@ class InThisProcess:
         return [_to_numpy(function(tf.constant(self._part[1] if on == "workers" else 0, tf.int64)))]
 
     def gather(self, parts: list[Any]) -> list[Any]:
-        """Return the predictions of all workers, in the order of the workers. `parts` has those of this process."""
+        """Return the predictions of all workers, one element for each worker, in the order of their indices.
+
+        `parts` is the list that `run_parts` returned in this process. All workers must call this method.
+        """
         if self.is_alone:
             return parts
         (own,) = parts
