@@ -24,6 +24,7 @@ from tests.tensorflow.elastic_cluster import ElasticCluster  # isort: skip  # se
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
+from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
 import tf4slurm
 from tests.processes import wait_until
@@ -343,6 +344,38 @@ def stopped_workers_move_and_return() -> None:
     cluster.wait_for([0, 1, 2, 3])
     training.wait_for_steps(0, 1, 2, 3)
     training.end(losses=2)
+    cluster.end()
+
+
+def results_of_a_moved_worker() -> None:
+    """Fetch the result of a step after its worker was killed, and another server has taken the worker's place."""
+    cluster = ElasticCluster(2)
+    copy = RemoteValueImpl._copy_to_local
+    moved, held = threading.Event(), threading.Event()
+
+    def copy_late(value: Any) -> Any:
+        if not held.is_set() and "task:0" in tf.nest.flatten(value._values)[0].device:
+            held.set()
+            assert moved.wait(60)
+        return copy(value)
+
+    training = Training(cluster)
+    training.wait_for_steps(0, 1)
+    RemoteValueImpl._copy_to_local = copy_late
+    assert held.wait(60)
+    step = int(training.counter.numpy())
+    assert wait_until(lambda: int(training.counter.numpy()) >= step + 4 * STEPS_PER_CALL, 60), "the held step is done"
+    left = cluster.wanted.pop(0)
+    cluster.publish()
+    cluster.kill_at(left)
+    cluster.wait_for([1])
+    cluster.place(0)
+    cluster.start(0)
+    cluster.publish()
+    cluster.wait_for([0, 1])
+    moved.set()
+    training.wait_for_steps(0, 1)
+    training.end(losses=1)
     cluster.end()
 
 

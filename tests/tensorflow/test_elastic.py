@@ -69,6 +69,10 @@ def test_stopped_workers_move_and_return() -> None:
     assert run("stopped_workers_move_and_return", limit_seconds=150)
 
 
+def test_result_of_a_moved_worker_is_computed_again() -> None:
+    assert run("results_of_a_moved_worker")
+
+
 def test_newcomer_has_datasets_and_tables() -> None:
     assert run("resources_on_newcomers")
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator.cluster_coordinator import _is_worker_failure
 
 from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.scripts.functions import should_stop
@@ -211,7 +212,10 @@ class ClosureRunner:
             except (tf.errors.InternalError, tf.errors.CancelledError) as error:
                 if not self._is_not_parsed(error) or attempts == _MAX_NOT_PARSED:
                     raise
-            except (tf.errors.UnavailableError, tf.errors.AbortedError):
+            except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InvalidArgumentError) as error:
+                # An InvalidArgumentError: another server, at the index of the lost worker, does not have the result.
+                if isinstance(error, tf.errors.InvalidArgumentError) and not _is_worker_failure(error):
+                    raise
                 self._work.check_ps()
                 fetches += 1
                 if fetches == _MAX_FETCHES or self._is_given_up:
