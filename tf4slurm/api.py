@@ -1,7 +1,8 @@
 """The library behind the command line: its verbs as functions that return typed values.
 
 They print nothing, but the launcher that `run` and `resume` start does. The argument `job` is Slurm's job id, the name
-of the job, the path of its run directory, or a `KnownJob`. None is this user's latest job. If there is no such job,
+of the job, the path of its run directory, or a `KnownJob`. ID_k or NAME_k is element k of a job array, and ID or NAME
+the whole array. None is this user's latest job. If there is no such job,
 UnknownJobError is raised. If a newer version of tf4slurm wrote the job's files, SchemaVersionError is raised, except by
 `list_jobs`.
 """
@@ -23,7 +24,9 @@ from tf4slurm.jobs.cancellation import cancel_known
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jobs
 from tf4slurm.jobs.schema import JobFile
-from tf4slurm.jobs.status import JobStatus, StatusReader
+from tf4slurm.jobs.status import FORGOTTEN, JobStatus
+from tf4slurm.jobs.status_reader import StatusReader
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 if TYPE_CHECKING:
@@ -107,7 +110,8 @@ def resume(
 ) -> JobStatus:
     """Start an ended job again with the same options in the same directory. Return the new job's state.
 
-    A batch job is submitted again. A local job runs to its end in a child process.
+    A batch job is submitted again. Of a job array, the elements that did not complete are submitted again, as a new
+    array. A local job runs to its end in a child process.
 
     Args:
         environ: Environment variables of the new batch job, by default those of this process.
@@ -115,22 +119,20 @@ def resume(
             command in place of this process, and never returns. By default the command runs in a child process.
 
     Raises:
-        JobStateError: The job has not ended.
+        JobStateError: The job has not ended, or it is unknown whether it has, or all elements of an array completed.
         UntrustedFileError: Another user could have written the job's files.
         RunDirectoryError: Neither a batch script nor a command line was kept.
         RefusedError, LaunchError: sbatch refused the job, or cannot be started. Or as for `run`.
     """
     known = find(job)
     state = status(known)
-    if not state.has_ended:
-        text = f"{known.name} is still {state.state}. Wait for its end, or cancel it first."
-        raise JobStateError(text, job=known.name, state=state.state)
+    elements = _elements_to_resume(known, state)
     file = _read_trusted(known)
     directory = Path(file.directory or ".")
     if known.job_id is not None and known.batch_script.is_file():
         from tf4slurm.submission.submit import submit_again
 
-        return status(submit_again(known, directory, os.environ if environ is None else environ))
+        return status(submit_again(known, directory, os.environ if environ is None else environ, elements))
     if known.job_id is None and file.arguments:
         command = own_command(*file.arguments[1:])
         if replace_process is not None:
@@ -141,6 +143,32 @@ def resume(
         "Start it again with the command you used.",
         path=str(known.batch_script),
     )
+
+
+def _elements_to_resume(known: KnownJob, state: JobStatus) -> tuple[int, ...]:
+    """Return the elements of a job array to submit again: those that did not complete. For another job, return ().
+
+    Raises:
+        JobStateError: An element, or the job, has not ended, or it is unknown whether it has; or all completed.
+    """
+    parts = state.elements or (state,)
+    text = ""
+    if unclear := [each for each in parts if each.state in (FORGOTTEN, "UNKNOWN") and not each.has_ended]:
+        text = (
+            f"It is unknown whether {unclear[0].name} has ended. {unclear[0].reason} If it has, submit it again with "
+        )
+        text += f"the command you used, or its script {known.batch_script}."
+    elif running := [each for each in parts if not each.has_ended]:
+        text = f"{running[0].name} is still {running[0].state}. Wait for its end, or cancel it first."
+    elif state.elements and all(each.exit_code == 0 for each in parts):
+        text = f"All {len(parts)} elements of {known.name} have completed."
+    if text:
+        raise JobStateError(text, job=known.name, state=state.state)
+    if state.elements:
+        failed = [JobId.parse(each.job_id).element for each in parts if each.exit_code and each.job_id]
+        return tuple(index for index in failed if index is not None)
+    own = known.slurm_id.element if known.slurm_id is not None else None
+    return () if own is None else (own,)
 
 
 def own_command(*arguments: str) -> list[str]:
@@ -263,7 +291,7 @@ def watch(
     interval_seconds: float = _WATCH_SECONDS,
     timeout_seconds: float | None = None,
 ) -> Iterator[list[JobStatus]]:
-    """Yield the states of all jobs, in the order of `jobs`, repeatedly until all have ended.
+    """Yield the states of all jobs, in the order of `jobs`, repeatedly until no state can change any more.
 
     Args:
         interval_seconds: Seconds between two reads of the jobs' files (default 1). Slurm is queried at most every 10 s.
@@ -276,7 +304,7 @@ def watch(
     while True:
         statuses = reader.read()
         yield statuses
-        waiting = [each.name for each in statuses if not each.has_ended]
+        waiting = [each.name for each in statuses if each.can_change]
         if not waiting:
             return
         if timeout_seconds is not None and time.monotonic() - started >= timeout_seconds:
@@ -286,7 +314,9 @@ def watch(
 
 
 def wait(job: str | KnownJob | None = None, *, timeout_seconds: float | None = None) -> JobStatus:
-    """Wait until a job has ended. Return its state.
+    """Wait until a job has ended, or until all elements of a job array have. Return the state.
+
+    The wait also ends when Slurm has forgotten a job without a result (state FORGOTTEN).
 
     Raises:
         WaitTimeoutError: The job did not end in time.
@@ -334,7 +364,9 @@ def cancel(
 ) -> JobStatus:
     """Ask a job to save and stop, and kill it if it does not end in time. Return its last state.
 
-    A pending job is cancelled at once. After a kill, this function waits at most 5 s. Slurm may take longer.
+    A pending job is cancelled at once. Of a whole job array, the pending elements are cancelled first, so that they do
+    not start, and the running ones are asked to save. After a kill, this function waits at most 5 s. Slurm may take
+    longer.
 
     Args:
         job: The job. If it has ended, nothing happens.
@@ -343,7 +375,7 @@ def cancel(
         on_progress: Called with a sentence at each step.
 
     Raises:
-        JobStateError: The job is a local job on another host.
+        JobStateError: The job is a local job on another host, or it is unknown whether it runs.
         UntrustedFileError: Another user could have written the job's files.
         LaunchError: A request to Slurm failed.
     """
@@ -351,7 +383,7 @@ def cancel(
 
 
 def _read_trusted(known: KnownJob) -> JobFile:
-    runs = known.run_directories
+    runs = [run for each in known.elements or (known,) for run in each.run_directories]
     return runs[-1].read_trusted_job() if runs else JobFile()
 
 

@@ -168,8 +168,8 @@ class Job:
             UnknownTaskError: No task matches, or the job has no logs yet.
         """
         lines = list(api.logs(self._started(), *tasks, merged=True))
-        has_names = len({line.task for line in lines}) > 1
-        return "".join(f"{line.task} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
+        has_names = len({line.source for line in lines}) > 1
+        return "".join(f"{line.source} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
 
     def cancel(self, grace_period_seconds: float | None = None) -> None:
         """Ask the job to save and stop, and kill it if it does not end in time. See `tf4slurm.cancel`."""

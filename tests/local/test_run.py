@@ -67,6 +67,13 @@ def test_output_goes_to_log_files_and_with_task_names_to_terminal(job: Job) -> N
     assert (job.run_directory / "logs" / "worker-0.1.log").read_text() == f"worker-0 listens on {port}\n"
 
 
+def test_labels_are_in_job_json(job: Job) -> None:
+    job.start("--ps", "0", "--workers", "0", "--label", "lr=0.1", "--label", "text=two\nlines", command=("true",))
+    assert job.wait() == 0
+    content = json.loads((job.run_directory / "job.json").read_text())
+    assert content["labels"] == {"lr": "0.1", "text": "two\nlines"}
+
+
 def test_run_directory_is_private_and_contains_no_secret(
     job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from tests.captures import OUTSIDE_OF_STEPS
 from tests.jobs import CHILD, TF4SLURM
 from tests.processes import wait_until
 from tests.slurm.lab import SlurmLab
+from tf4slurm.spec.points import parse_array
 
 ENDS_AT_ONCE = (sys.executable, "-c", "import os; print('role', os.environ['TF_CONFIG'][-40:])")
 SAYS_ITS_ARGUMENTS = (sys.executable, "-c", "import sys; print(sys.argv[1:])")
@@ -176,6 +177,27 @@ def test_array_elements_run_with_their_lines(tmp_path: Path, lab: SlurmLab, tf4s
     lab.wait_idle()
     expected = (["--seed", "1", "--rate", "0.1"], ["--seed", "1", "--words", "two words"])
     assert [output.read_text() for output in outputs] == [f"{arguments}\n" for arguments in expected]
+
+
+def test_elements_of_grid_run_with_their_points(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    grid = ("--grid", "lr=0.1,0.01", "--grid", "words=two words")
+    submit(tf4slurm, "--ps", "0", "--workers", "0", *grid, "--at-most", "1", "--", *SAYS_ITS_ARGUMENTS, "{lr}")
+    lab.wait_idle()
+    labels = {
+        (path.parent / "logs" / "chief-0.1.log").read_text(): json.loads(path.read_text())["labels"]
+        for path in (tmp_path / "runs").glob("*/job.json")
+    }
+    assert labels == {
+        f"{[rate, '--words=two words']}\n": {"lr": rate, "words": "two words"} for rate in ("0.1", "0.01")
+    }
+
+
+def test_slurm_and_tf4slurm_have_the_same_elements(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    array = "0-9:3%2,20"
+    job_id = submit(tf4slurm, "--single", "--array", array, "--", "true")
+    lab.wait_idle()
+    outputs = {path.name for path in tmp_path.glob(f"slurm-{job_id}_*.out")}
+    assert outputs == {f"slurm-{job_id}_{index}.out" for index in parse_array(array)}
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from tf4slurm.cli.options import given, job_options
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.options import options_of
+from tf4slurm.spec.points import format_labels
 from tf4slurm.submission.batch_script import make_script, quote
 
 GOLDEN = Path(__file__).parent.parent / "data" / "scripts"
@@ -40,6 +41,11 @@ SCRIPTS = {
         *TRAIN,
     ),
     "array": ("--workers", "1", "--array-args", ARGUMENTS, "--array", "0-2%2", *TRAIN),
+    "grid": (
+        *("--workers", "1", "--grid", "lr=0.1,0.01", "--grid", 'words="a,b",it\'s two', "--at-most", "2"),
+        *("--label", "kind=test", *TRAIN, "--rate={lr}", "--ps={ps_hosts}"),
+    ),
+    "grid-single": ("--single", "--grid", "units=32,64", "--array", "1", "--srun", "label", *TRAIN),
     "requeue": ("-n", "4", "--requeue", "5", "--epilogue", "rm -rf /scratch/$USER", *TRAIN),
     "environment": (
         *("-n", "3", "--module", "cesga/system", "--module", "tensorflow/2.11.0", "--load-env", "ulimit -n 4096"),
@@ -117,7 +123,11 @@ def as_run(spec: BatchSpec) -> JobSpec:
 RUN_ARGUMENTS = {
     "plain": ["--workers", "2", "--name", "train", *TRAIN],
     "requeue": ["--workers", "2", "--name", "train", "--requeue", "5", *TRAIN],
-    "array": ["--workers", "1", "--name", "train", *TRAIN, "--rate", "0.1"],
+    "array": ["--workers", "1", "--name", "train", "--label", "arguments=--rate 0.1", *TRAIN, "--rate", "0.1"],
+    "grid": [
+        *("--workers", "1", "--name", "train", "--label", "kind=test", "--label", "lr=0.1", "--label", "words=a,b"),
+        *(*TRAIN, "--rate=0.1", "--ps={ps_hosts}", "--words=a,b"),
+    ],
     "everything": [
         *["--ps", "2", "--workers", "2", "--evaluators", "1", "--no-chief", "--placement", "spread"],
         *["--gpus-per-worker", "1", "--name", "digits", "--runs-directory", "/scratch/my runs", "--interface", "ib*"],
@@ -137,8 +147,8 @@ def test_run_in_job_gets_the_submitted_spec(name: str, tmp_path: Path, recorder:
     spec = job_of(*words, program=recorder)
     arguments = run_script(make_script(spec), tmp_path, SLURM_ARRAY_TASK_ID="0")
     assert arguments == ["run", "--site", "none", *RUN_ARGUMENTS[name]]
-    extra = spec.array_lines[0] if spec.array_lines else ()
-    assert spec_from(arguments) == as_run(replace(spec, command=(*spec.command, *extra)))
+    labels = tuple(format_labels(spec.elements[0].labels)) if spec.elements else ()
+    assert spec_from(arguments) == replace(as_run(spec), command=spec.commands[0], label=labels)
 
 
 def test_array_element_has_arguments_of_its_line(tmp_path: Path, recorder: Path) -> None:
@@ -153,6 +163,52 @@ def test_array_element_has_arguments_of_its_line(tmp_path: Path, recorder: Path)
     )
     assert beyond.returncode == 2
     assert "element 3" in beyond.stderr
+
+
+HOSTILE = (
+    *("", " ", "two words", "'", '"', 'it\'s "two"', "$HOME", "`id`", "$(id)", "\\", "\\x0a", "*", "~", "[0]=x", "a=b"),
+    *(
+        "#",
+        "{lr}",
+        "{other}",
+        "{ps_host}",
+        "two\nlines",
+        "\r\n",
+        "\x01f",
+        ";;",
+        ")",
+        "(",
+        "-n",
+        "%s",
+        "é",
+        "\udcff\udce9",
+    ),
+)
+"""Values that bash or sbatch could change."""
+
+
+@pytest.mark.parametrize("is_single", [False, True], ids=["run", "single"])
+def test_hostile_values_of_points_survive_bash(tmp_path: Path, is_single: bool) -> None:
+    program = tmp_path / "print"
+    program.write_text("#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
+    program.chmod(0o755)
+    command = (str(program), "--lr", "{lr}", "x{lr}{lr}y", "{other")
+    points = tuple({"lr": value, "name-2": f"{value}2"} for value in HOSTILE)
+    workers = None if is_single else 1
+    script = make_script(BatchSpec(command, points=points, program=command[:1], workers=workers, single=is_single))
+    for index, value in enumerate(HOSTILE):
+        done = subprocess.run(
+            ["bash"],
+            input=script.encode("utf-8", "surrogateescape"),
+            capture_output=True,
+            env={"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": str(index)},
+            check=True,
+        )
+        arguments = ["--lr", value, f"x{value}{value}y", "{other", f"--name-2={value}2"]
+        labels = ["--label", f"lr={value}", "--label", f"name-2={value}2"]
+        start = ["run", "--site", "none", "--workers", "1", "--name", "print", *labels, "--", str(program)]
+        expected = arguments if is_single else [*start, *arguments]
+        assert os.fsdecode(done.stdout).split("\0")[:-1] == expected
 
 
 @given_any(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=5))

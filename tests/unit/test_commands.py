@@ -20,6 +20,7 @@ from tf4slurm.slurm.commands import (
     srun_on_each_node_command,
 )
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
+from tf4slurm.slurm.job_id import JobId
 
 ALWAYS = ("--mpi=none", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL", "--input=none")
 ARBITRARY = {
@@ -40,8 +41,11 @@ SATTACH = '#!/bin/sh\n[ "$*" = "--layout 999999.0" ] || exit 9\n'
 @pytest.mark.parametrize(
     ("allocation", "expected"),
     [
-        (SlurmAllocation("38", 7, None), ("srun", "--ntasks=4", *ALWAYS, "python", "-m", "x")),
-        (SlurmAllocation("38", None, 6), ("srun", "--ntasks=4", *ALWAYS, "--cpus-per-task=6", "python", "-m", "x")),
+        (SlurmAllocation(JobId(38), 7, None), ("srun", "--ntasks=4", *ALWAYS, "python", "-m", "x")),
+        (
+            SlurmAllocation(JobId(38), None, 6),
+            ("srun", "--ntasks=4", *ALWAYS, "--cpus-per-task=6", "python", "-m", "x"),
+        ),
     ],
 )
 def test_srun(allocation: SlurmAllocation, expected: tuple[str, ...]) -> None:
@@ -49,7 +53,7 @@ def test_srun(allocation: SlurmAllocation, expected: tuple[str, ...]) -> None:
 
 
 def test_srun_on_the_components_of_a_heterogeneous_job() -> None:
-    allocation = SlurmAllocation("38", 3, None, (HetComponent(1, 2), HetComponent(2, None)))
+    allocation = SlurmAllocation(JobId(38), 3, None, (HetComponent(1, 2), HetComponent(2, None)))
     assert srun_command(allocation, 3, ["python"], ["--mem=1G"]) == (
         *("srun", "--het-group=0", "--ntasks=1", *ALWAYS, "--cpus-per-task=2", "--mem=1G", "python"),
         *(":", "--het-group=1", "--ntasks=2", *ALWAYS, "--mem=1G", "python"),
@@ -129,7 +133,7 @@ def test_without_sattach_layout_error_of_the_environment_is_raised(monkeypatch: 
 
 def test_long_list_of_jobs_is_queried_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One argument of all ids would be too long for Linux."""
-    ids = [f"1234567890_{number}" for number in range(10_000)]
+    ids = [JobId(1234567890, (number,)) for number in range(10_000)]
     squeue = tmp_path / "squeue"
     squeue.write_text(
         '#!/bin/bash\nids="$*"; ids=${ids##*-j }; ids=${ids%% -o*}\n'
@@ -138,5 +142,5 @@ def test_long_list_of_jobs_is_queried_in_parts(tmp_path: Path, monkeypatch: pyte
     )
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("gone", ",".join(ids[1000:2000]))
+    monkeypatch.setenv("gone", ",".join(map(str, ids[1000:2000])))
     assert [entry.job_id for entry in query_queue(ids)] == ids[:1000] + ids[2000:]

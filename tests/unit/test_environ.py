@@ -7,6 +7,7 @@ import pytest
 from tests.captures import OUTSIDE_OF_STEPS, capture_of
 from tf4slurm.errors import LayoutError, SlurmEnvironmentError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep, is_in_step, without_step
+from tf4slurm.slurm.job_id import JobId
 
 ENVIRON = capture_of("uneven-n7-plane2").environs[0]
 HET = capture_of("het-batch").environs[3]
@@ -204,14 +205,14 @@ def batch_without(*variables: str, **changes: str) -> dict[str, str]:
 
 
 def test_batch_script() -> None:
-    expected = SlurmAllocation(job_id="38", num_tasks=7, cpus_per_task=None, num_nodes=3)
+    expected = SlurmAllocation(job_id=JobId(38), num_tasks=7, cpus_per_task=None, num_nodes=3)
     assert SlurmAllocation.from_environ(BATCH) == expected
 
 
 def test_element_of_a_job_array() -> None:
     allocation = SlurmAllocation.from_environ(batch_without(SLURM_ARRAY_JOB_ID="38", SLURM_ARRAY_TASK_ID="2"))
     assert allocation is not None
-    assert allocation.array_element == "38_2"
+    assert allocation.job_id == JobId(38, (2,))
 
 
 HET_BATCH = {

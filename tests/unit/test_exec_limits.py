@@ -13,6 +13,7 @@ from tf4slurm.errors import LaunchError
 from tf4slurm.launch.spawners import SrunSpawner
 from tf4slurm.slurm.commands import run_program
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_limits import explain_too_long
 
@@ -54,6 +55,6 @@ def test_program_of_slurm_with_too_long_arguments_is_not_missing() -> None:
 def test_srun_with_too_long_environment_is_not_missing(tmp_path: Path) -> None:
     (tmp_path / "srun").symlink_to("/bin/true")
     environ = {"HOSTS": LONG, "PATH": str(tmp_path)}
-    spawner = SrunSpawner(JobSpec(("true",), workers=1), SlurmAllocation("1", 3, None), environ)
+    spawner = SrunSpawner(JobSpec(("true",), workers=1), SlurmAllocation(JobId(1), 3, None), environ)
     with pytest.raises(LaunchError, match=r"^srun cannot be started: the variable HOSTS has 131,078 bytes"):
         asyncio.run(spawner.start({}, None))  # type: ignore[arg-type]  # it starts nothing

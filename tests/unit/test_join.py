@@ -26,7 +26,7 @@ REFUSALS: dict[str, tuple[Callable[[GrowingJob], object], str]] = {
     "ended": (lambda job: job.end("FAILED"), r"has ended \(FAILED\)"),
     "requeued": (lambda job: job.end("REQUEUED"), "was requeued and does not run yet"),
     "killed on this host": (lambda job: job.write_job(process=Process(os.uname().nodename, 1, 1)), r"ended \(LOST\)"),
-    "killed elsewhere": (old_status, r"has ended \(LOST\)"),
+    "forgotten by Slurm": (old_status, "has no result, and Slurm does not know it any more"),
     "another version": (
         lambda job: job.write_job(versions={"tf4slurm": "0.0.9"}),
         rf"runs tf4slurm 0\.0\.9, this is {__version__}\. Start (grow|join) with the job's Python",

@@ -21,13 +21,14 @@ from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.spawners import SrunSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.job_spec import JobSpec
 
 SPEC = JobSpec(("python", "train.py"), name="train", workers=1)
 
 
 def make_launcher(job: GrowingJob, job_id: str | None = "4711") -> Launcher:
-    spawner = SrunSpawner(SPEC, SlurmAllocation("4711", SPEC.num_tasks, None), {})
+    spawner = SrunSpawner(SPEC, SlurmAllocation(JobId(4711), SPEC.num_tasks, None), {})
     return Launcher(SPEC, spawner, job.run, TerminalOutput(), job_id=job_id)
 
 

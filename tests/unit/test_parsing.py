@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import (
     SlurmResources,
     parse_accounting,
@@ -109,13 +110,13 @@ def test_resources_are_parsed(tres: str, memory: int | None) -> None:
 @pytest.mark.parametrize(("text", "cpus_per_task"), [("2", 2), ("1", None), ("N/A", None)])
 def test_tasks_of_job_replace_those_of_a_step(text: str, cpus_per_task: int | None) -> None:
     answer = f"JobId=7 NumNodes=2 NumCPUs=8 NumTasks=4 CPUs/Task={text} ReqB:S:C:T=0:0:*:*"
-    expected = SlurmAllocation("7", 4, cpus_per_task, num_nodes=2)
-    assert parse_allocation(SlurmAllocation("7", 1, 1, num_nodes=2), answer) == expected
+    expected = SlurmAllocation(JobId(7), 4, cpus_per_task, num_nodes=2)
+    assert parse_allocation(SlurmAllocation(JobId(7), 1, 1, num_nodes=2), answer) == expected
 
 
 def test_job_without_number_of_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match="no number NumTasks"):
-        parse_allocation(SlurmAllocation("7", 1, None), "JobId=7 NumNodes=2")
+        parse_allocation(SlurmAllocation(JobId(7), 1, None), "JobId=7 NumNodes=2")
 
 
 def test_missing_fields_are_none() -> None:
@@ -139,10 +140,11 @@ def test_time_limit_is_parsed_as_sbatch_does(limit: str, seconds: int | None) ->
     assert parse_time_limit(limit) == seconds
 
 
-def test_ids_of_arrays_are_read_also_where_squeue_has_cut_them_off() -> None:
-    ids = ["38_2", "38_[3-9%2]", "38+1", "7_[0-98:2%4]", "7_[1,3,5,...%2]"]
+def test_each_notation_of_an_id_is_read() -> None:
+    ids = ["38", "38_2", "38_[3-9%2]", "38+1", "7_[0-98:2%4]"]
     text = "".join(f"{job_id}|PENDING|None|0:00|2:00|N/A|\n" for job_id in ids)
-    assert [entry.job_id for entry in parse_queue(text)] == ids
+    expected = [JobId(38), JobId(38, (2,)), JobId(38, tuple(range(3, 10))), JobId(38, component=1)]
+    assert [entry.job_id for entry in parse_queue(text)] == [*expected, JobId(7, tuple(range(0, 99, 2)))]
 
 
 GREETING = """
@@ -164,7 +166,7 @@ CLUSTER: fat
         (parse_version, "slurm-wlm 22.05.8\n"),
         (parse_job, ANSWER),
         (parse_resources, ANSWER),
-        (lambda text: parse_allocation(SlurmAllocation("7", 1, 1, num_nodes=2), text), ANSWER),
+        (lambda text: parse_allocation(SlurmAllocation(JobId(7), 1, 1, num_nodes=2), text), ANSWER),
         (lambda text: parse_site(text, PARTITIONS), CONFIG),
         (lambda text: parse_site(CONFIG, text).partitions, PARTITIONS),
         (lambda text: parse_site(CONFIG, PARTITIONS, text).features, "debug|0/2/1/3|gpu:4|icelake\n"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf4slurm.errors import PlacementError
-from tf4slurm.network.ports import HeldPort, format_ports, hold_port, parse_ports
+from tf4slurm.network.ports import HeldPort, format_ranges, hold_port, parse_ports
 
 PORT = st.integers(1, 65535)
 
@@ -151,23 +151,23 @@ def test_invalid_range_is_refused(text: str, part: str) -> None:
     [((5,), "5"), ((5, 6, 7), "5-7"), ((5, 7, 8), "5,7-8"), ((8, 7), "8,7"), ((5, 5), "5,5"), ((), "")],
 )
 def test_ports_are_formatted(ports: tuple[int, ...], text: str) -> None:
-    assert format_ports(ports) == text
+    assert format_ranges(ports) == text
 
 
 def test_ports_too_many_for_a_variable_are_refused() -> None:
     with pytest.raises(ValueError, match="32,767 single ports and ranges are too many"):
-        parse_ports(format_ports(range(1, 65535, 2)))
+        parse_ports(format_ranges(range(1, 65535, 2)))
 
 
 @given(st.lists(PORT, min_size=1))
 def test_ports_survive_the_round_trip(ports: list[int]) -> None:
-    assert parse_ports(format_ports(ports)) == tuple(ports)
+    assert parse_ports(format_ranges(ports)) == tuple(ports)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60000), st.integers(1, 50)), min_size=1, max_size=5))
 def test_ranges_survive_the_round_trip(ranges: list[tuple[int, int]]) -> None:
     ports = [port for start, count in ranges for port in range(start, start + count)]
-    assert parse_ports(format_ports(ports)) == tuple(ports)
+    assert parse_ports(format_ranges(ports)) == tuple(ports)
 
 
 def leave_in_time_wait() -> int:

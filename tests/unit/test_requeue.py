@@ -21,6 +21,7 @@ from tf4slurm.launch.requeue import Requeue
 from tf4slurm.launch.spawners import ExternalSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.slurm import commands
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import SlurmJob, parse_job
 from tf4slurm.spec.job_spec import JobSpec
 
@@ -68,7 +69,7 @@ def test_reason_to_requeue(
     monkeypatch: pytest.MonkeyPatch, directory: RunDirectory, exit_code: int, job: SlurmJob, reason: str | None
 ) -> None:
     answer_with(monkeypatch, job)
-    assert Requeue("7", 1).find_reason(exit_code, directory) == reason
+    assert Requeue(JobId(7), 1).find_reason(exit_code, directory) == reason
 
 
 def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -80,10 +81,10 @@ def test_limit_counts_time_limits_of_this_job_only(monkeypatch: pytest.MonkeyPat
         (tmp_path / name / "result.json").write_text(content)
     directory = RunDirectory.create(tmp_path, "train-7")
     assert directory.path.name == "train-7-5"
-    assert Requeue("7", 2).find_reason(STOPPED.exit_code, directory) == "time limit"
-    assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) is None
+    assert Requeue(JobId(7), 2).find_reason(STOPPED.exit_code, directory) == "time limit"
+    assert Requeue(JobId(7), 1).find_reason(STOPPED.exit_code, directory) is None
     answer_with(monkeypatch, parse_job(ANSWER.replace("PreemptTime=None", "PreemptTime=2026-11-21T07:30:00")))
-    assert Requeue("7", 0).find_reason(STOPPED.exit_code, directory) == "preemption"
+    assert Requeue(JobId(7), 0).find_reason(STOPPED.exit_code, directory) == "preemption"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
@@ -95,8 +96,8 @@ def test_runs_that_other_users_have_put_beside_the_job_do_not_count(
         planted = RunDirectory.create(directory.path.parent, "train-7")
         planted.write_result(ResultFile(requeued="time limit", furthest_step=10**9))
         os.chown(planted.path, 65534, 65534)
-    assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) == "time limit"
-    assert Requeue("7", 1).progress_of_runs(directory, 40).furthest_step == 40
+    assert Requeue(JobId(7), 1).find_reason(STOPPED.exit_code, directory) == "time limit"
+    assert Requeue(JobId(7), 1).progress_of_runs(directory, 40).furthest_step == 40
 
 
 def test_two_requeued_runs_without_a_new_step_end_the_requeues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_two_requeued_runs_without_a_new_step_end_the_requeues(monkeypatch: pyte
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     async def requeue_job(directory: RunDirectory, file: ResultFile) -> ResultFile:
-        request = Requeue("7", 9)
+        request = Requeue(JobId(7), 9)
         spec = JobSpec(("true",), workers=1).for_tasks(None)
         started = Launcher(spec, ExternalSpawner(), directory, TerminalOutput(), request)
         return await started._requeue_job(file, request)
@@ -129,7 +130,7 @@ def test_requeued_job_excludes_nodes_in_addition_to_the_users(monkeypatch: pytes
         return ANSWER_EXCLUDING
 
     monkeypatch.setattr(commands, "_read", read)
-    assert Requeue("7", 1).requeue(("n3", "n9"))
+    assert Requeue(JobId(7), 1).requeue(("n3", "n9"))
     assert calls[0] == ("scontrol", "requeue", "7")
     assert calls[-1] == ("scontrol", "update", "JobId=7", "ExcNodeList=n[1-2],n3,n9")
 
@@ -145,7 +146,7 @@ def test_requeued_job_excludes_nodes_in_addition_to_the_users(monkeypatch: pytes
 )
 def test_obstacles_to_requeue_are_reported(monkeypatch: pytest.MonkeyPatch, job: SlurmJob, words: str) -> None:
     answer_with(monkeypatch, job)
-    obstacle = Requeue("7", 1).find_obstacle()
+    obstacle = Requeue(JobId(7), 1).find_obstacle()
     assert (obstacle is None) == (not words)
     assert words in (obstacle or "")
 
@@ -175,7 +176,7 @@ def test_slow_controller_is_waited_for_without_a_warning(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
     async def requeue_job() -> ResultFile:
-        slow = SlowRequeue("7", 1)
+        slow = SlowRequeue(JobId(7), 1)
         spec = JobSpec(("true",), workers=1).for_tasks(None)
         started = Launcher(spec, ExternalSpawner(), directory, TerminalOutput(), slow)
         for name, value in (("launcher", started), ("loop", asyncio.get_running_loop())):
@@ -200,19 +201,19 @@ def test_unreachable_controller_means_no_requeue(
     monkeypatch.setattr(requeue, "query_job", refuse)
     monkeypatch.setattr(requeue, "requeue_job", refuse)
     with caplog.at_level(logging.ERROR):
-        assert Requeue("7", 1).find_reason(STOPPED.exit_code, directory) is None
-        assert not Requeue("7", 1).requeue()
+        assert Requeue(JobId(7), 1).find_reason(STOPPED.exit_code, directory) is None
+        assert not Requeue(JobId(7), 1).requeue()
     assert caplog.text.count("busy") == 2
-    assert "busy" in (Requeue("7", 1).find_obstacle() or "")
+    assert "busy" in (Requeue(JobId(7), 1).find_obstacle() or "")
 
 
-@pytest.mark.parametrize(("restart_count", "forbidden"), [(0, []), (1, ["7"])])
+@pytest.mark.parametrize(("restart_count", "forbidden"), [(0, []), (1, [JobId(7)])])
 def test_job_that_was_requeued_and_ends_is_not_requeued_again(
-    monkeypatch: pytest.MonkeyPatch, restart_count: int, forbidden: list[str]
+    monkeypatch: pytest.MonkeyPatch, restart_count: int, forbidden: list[JobId]
 ) -> None:
-    found: list[str] = []
+    found: list[JobId] = []
     monkeypatch.setattr(requeue, "forbid_requeue", found.append)
-    Requeue("7", 1, restart_count=restart_count).end()
+    Requeue(JobId(7), 1, restart_count=restart_count).end()
     assert found == forbidden
 
 
@@ -223,5 +224,5 @@ def test_job_ends_even_if_slurm_does_not_answer(
         raise LaunchError("the controller is down", command=(), returncode=1)
 
     monkeypatch.setattr(requeue, "forbid_requeue", fail)
-    Requeue("7", 1, restart_count=1).end()
+    Requeue(JobId(7), 1, restart_count=1).end()
     assert "Slurm may run the job again: the controller is down" in caplog.text

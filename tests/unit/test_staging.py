@@ -17,6 +17,7 @@ from tf4slurm.launch.environment_archive import Relocation
 from tf4slurm.launch.node_copies import parse_answers
 from tf4slurm.launch.staging import StagedEnvironment, stage_environment
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.job_spec import JobSpec
 
 SRUN = """#!/bin/sh
@@ -134,7 +135,7 @@ def test_lines_of_the_site_among_the_answers_are_ignored() -> None:
 def stage(project: Path, **options: object) -> StagedEnvironment | None:
     (project.parent / "runs").mkdir(exist_ok=True)
     (project.parent / "disk").mkdir(exist_ok=True)
-    allocation = SlurmAllocation("1", 1, None, num_nodes=1)
+    allocation = SlurmAllocation(JobId(1), 1, None, num_nodes=1)
     copying: list[str] = []
     return asyncio.run(stage_environment(make_spec(project, **options), allocation, os.environ, copying.append))
 

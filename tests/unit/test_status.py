@@ -14,6 +14,7 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile
 from tf4slurm.jobs.status import read_status
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import QueueEntry, parse_queue
 from tf4slurm.system.typed_json import from_json
 
@@ -47,7 +48,7 @@ STATUS = {
 
 def entry(state: str, **changes: str) -> QueueEntry:
     fields = {"reason": "None", "elapsed": "0:11", "limit": "1:00:00", "start": "N/A", "nodes": "n1"}
-    return QueueEntry(job_id="17", state=state, **{**fields, **changes})
+    return QueueEntry(job_id=JobId(17), state=state, **{**fields, **changes})
 
 
 @pytest.fixture
@@ -275,8 +276,8 @@ def test_damaged_lines_of_the_queue_are_left_out() -> None:
         "18_[1-3]|PENDING|Priority|0:00|2:00|N/A|",
     )
     running, pending = parse_queue("\n".join(lines))
-    assert (running.job_id, running.nodes, running.has_ended) == ("17", "n[1-2]", False)
-    assert (pending.job_id, pending.is_pending) == ("18_[1-3]", True)
+    assert (running.job_id, running.nodes, running.has_ended) == (JobId(17), "n[1-2]", False)
+    assert (pending.job_id, pending.is_pending) == (JobId(18, (1, 2, 3)), True)
     assert pending.explained_reason == "Priority: jobs with a higher priority are first"
 
 

@@ -14,6 +14,7 @@ import pytest
 import tf4slurm
 from tf4slurm import api
 from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.submission.submit import estimate, submit, submit_environment, submit_script
@@ -44,7 +45,7 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_submit_returns_job_id_and_logs_warnings(sbatch: Path, caplog: pytest.LogCaptureFixture) -> None:
     (sbatch / "does").write_text("echo 4711; echo 'sbatch: be warned' >&2")
-    assert submit_script("#!/bin/bash\n", os.environ) == "4711"
+    assert submit_script("#!/bin/bash\n", os.environ) == JobId(4711)
     assert caplog.messages == ["sbatch: be warned"]
     assert (sbatch / "script").read_text() == "#!/bin/bash\n"
     assert re.fullmatch(r"--parsable --comment=tf4slurm-[0-9a-f]{16}\n", (sbatch / "arguments").read_text())
@@ -67,7 +68,7 @@ def test_comment_of_the_script_is_kept(sbatch: Path) -> None:
 )
 def test_greeting_beside_the_job_id_is_left_out(sbatch: Path, printed: str) -> None:
     (sbatch / "does").write_text(f"printf {printed!r}")
-    assert submit_script("", os.environ) == "4711"
+    assert submit_script("", os.environ) == JobId(4711)
 
 
 @pytest.mark.parametrize("element", ["", "_[0-3]", "+0"])
@@ -88,7 +89,7 @@ def test_job_is_found_by_its_comment_if_sbatch_does_not_show_it(
     monkeypatch.setattr("tf4slurm.submission.submit._FIND_SECONDS", 60)
     (sbatch / "does").write_text(does)
     (sbatch / "queued").write_text(element)
-    assert submit_script("", os.environ) == "4712"
+    assert submit_script("", os.environ) == JobId(4712)
     assert any(message.startswith("squeue shows the job as 4712, although:\n") for message in caplog.messages)
 
 
@@ -104,7 +105,7 @@ def test_job_that_squeue_does_not_show_may_be_queued(sbatch: Path, does: str, sc
 def test_last_of_several_numbers_is_the_job_if_squeue_does_not_answer(sbatch: Path) -> None:
     (sbatch / "does").write_text("echo 24; echo 4711")
     (sbatch / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    assert submit_script("", os.environ) == "4711"
+    assert submit_script("", os.environ) == JobId(4711)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_job_on_another_cluster_is_found_with_a_variable_of_slurm(
 ) -> None:
     (sbatch / "does").write_text('echo "4711;fat"; echo "$SLURM_CLUSTERS" >$(dirname $0)/../clusters')
     environ = submit_environment({**os.environ, **({"SLURM_CLUSTERS": "fat"} if chosen else {})}, "")
-    assert submit_script("", environ) == "4711"
+    assert submit_script("", environ) == JobId(4711)
     assert (sbatch / "clusters").read_text() == ("fat\n" if chosen else "\n")
     assert any("export SLURM_CLUSTERS=fat" in message for message in caplog.messages) is not chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -16,10 +17,11 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.shared import Verb, fit_table, job_argument, note, paint
 from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
-from tf4slurm.jobs.formatting import format_count
+from tf4slurm.jobs.formatting import format_count, format_number
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus, describe_variables
+from tf4slurm.jobs.status_reader import describe_progress
 from tf4slurm.system.typed_json import to_json
 
 _LISTED_JOBS = 20
@@ -28,6 +30,8 @@ _WAIT_SECONDS = 0.5
 _COLOURS = {COMPLETED: "green", "RUNNING": "cyan", **dict.fromkeys(("PENDING", STOPPED, REQUEUED), "yellow")}
 _HEADING = ("TASK", "NODE", "ADDRESS", "STATE", "STEP", "STEP/S", "MEMORY", "HEARTBEAT")
 _OPTIONAL = ("ADDRESS", "HEARTBEAT", "MEMORY", "NODE")
+_ELEMENT_HEADING = ("ELEMENT", "ARGUMENTS", "STATE", "EXIT", "STEP", "METRICS", "TIME", "REASON")
+_OPTIONAL_OF_ELEMENTS = ("REASON", "TIME", "METRICS")
 
 
 @click.command(
@@ -40,7 +44,8 @@ _OPTIONAL = ("ADDRESS", "HEARTBEAT", "MEMORY", "NODE")
 def status(jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
     """Show the state of jobs: each task's state, step and speed, or why a job is pending.
 
-    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job.
+    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job. Of a job
+    array, each element has a row; ID_k is element k.
     """
     if watch + web + as_json > 1:
         raise click.UsageError("--watch, --web and --json exclude each other.")
@@ -87,6 +92,9 @@ def _describe(job: JobStatus) -> list[str]:
     lines += [f"  WARNING: {text}" for text in job.problems]
     lines += [f"  {warning}" for warning in job.warnings]
     lines += [f"  {shards}" for shards in job.shards]
+    if job.elements:
+        rows = [_element_row(each) for each in job.elements]
+        return [*lines, "", *fit_table([_ELEMENT_HEADING, *rows], _OPTIONAL_OF_ELEMENTS, sys.stdout)]
     if job.tasks:
         left = [task for task in job.tasks if task.has_joined and task.is_gone]
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
@@ -102,6 +110,19 @@ def _describe(job: JobStatus) -> list[str]:
     if job.exit_code and job.state not in (STOPPED, REQUEUED):
         lines.append(f"To find the reason: tf4slurm logs {word}")
     return lines
+
+
+def _element_row(job: JobStatus) -> tuple[str, ...]:
+    return (
+        job.job_id or job.name,
+        " ".join(f"{name}={value}" for name, value in job.labels.items()) or "-",
+        job.state,
+        "-" if job.exit_code is None else str(job.exit_code),
+        "-" if job.furthest_step is None else f"{job.furthest_step:,}",
+        " ".join(f"{name}={format_number(value)}" for name, value in job.metrics.items() if value is not None) or "-",
+        (job.elapsed if job.state != "PENDING" else None) or "-",
+        job.reason.partition(". ")[0] or "-",
+    )
 
 
 def _describe_job(job: JobStatus) -> str:
@@ -135,12 +156,16 @@ def _row(task: TaskStatus) -> tuple[str, ...]:
 
 @click.command(name="list", cls=Verb, examples=("tf4slurm list", "tf4slurm list --all --json"))
 @click.option("--all", "show_all", is_flag=True, help=f"Show all jobs, not only the latest {_LISTED_JOBS}.")
+@click.option("--elements", is_flag=True, help="Show each element of the job arrays.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_(show_all: bool, as_json: bool) -> None:
-    """List the jobs that this user has started, the latest first."""
+def list_(show_all: bool, elements: bool, as_json: bool) -> None:
+    """List the jobs that this user has started, the latest first. A job array has one line."""
     jobs = api.list_jobs(None if show_all else _LISTED_JOBS)
+    if elements:
+        jobs = [each for job in jobs for each in job.elements or (job,)]
     if as_json:
-        click.echo(to_json([{k: v for k, v in vars(job).items() if k != "tasks"} for job in jobs], indent=2))
+        short = [dataclasses.replace(job, elements=tuple(map(_without_tasks, job.elements))) for job in jobs]
+        click.echo(to_json([{k: v for k, v in vars(job).items() if k != "tasks"} for job in short], indent=2))
         return
     if not jobs:
         click.echo("No job was started yet. Start one: tf4slurm run --help", err=True)
@@ -150,11 +175,20 @@ def list_(show_all: bool, as_json: bool) -> None:
         code = "-" if job.exit_code is None else str(job.exit_code)
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started))
         rows.append(
-            (job.job_id or "-", job.name, job.state, code, job.elapsed or "-", started, job.run_directory or "-")
+            (job.job_id or "-", job.name, _list_state(job), code, job.elapsed or "-", started, job.run_directory or "-")
         )
     click.echo("\n".join(fit_table(rows, ("RUN DIRECTORY", "STARTED", "EXIT"), sys.stdout)))
     for warning in dict.fromkeys(warning for job in jobs for warning in job.warnings):
         note(warning)
+
+
+def _without_tasks(job: JobStatus) -> JobStatus:
+    return dataclasses.replace(job, tasks=())
+
+
+def _list_state(job: JobStatus) -> str:
+    """Return the state of a job for a list, such as "FAILED", or "2 of 6 done, 1 failed" for a job array."""
+    return describe_progress(job.elements) if job.elements else job.state
 
 
 @click.command(cls=Verb, examples=("tf4slurm wait 4711", "tf4slurm wait 4711 4712 --timeout 3600"))
@@ -163,7 +197,8 @@ def list_(show_all: bool, as_json: bool) -> None:
 def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     """Wait until jobs have ended. The exit code is 0 if all succeeded, else that of the first ID that failed.
 
-    Ctrl-C ends the wait, not the job.
+    The exit code of a job array is that of its element with the worst state. It is 1 for a job whose end nobody knows,
+    because Slurm has forgotten it. Ctrl-C ends the wait, not the job.
     """
     started = time.monotonic()
     is_terminal = sys.stderr.isatty()
@@ -171,8 +206,8 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     statuses: list[JobStatus] = []
     try:
         for statuses in api.watch(jobs, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout):
-            waiting = (each for each in statuses if not each.has_ended)
-            text = ", ".join(f"{each.name} {each.state} {each.phase or ''}".strip() for each in waiting)
+            waiting = (each for each in statuses if each.can_change)
+            text = ", ".join(f"{each.name} {_list_state(each)} {each.phase or ''}".strip() for each in waiting)
             if is_terminal:
                 line = f"{time.monotonic() - started:5.0f} s  {text}" if text else ""
                 click.echo(f"\r\x1b[2K{line}", err=True, nl=False)
@@ -184,8 +219,17 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
         click.echo(f"\ntf4slurm: no longer waiting; the job continues. To end it: tf4slurm cancel {words}", err=True)
         raise
     for each in statuses:
-        note(f"{each.name} {each.state}, exit code {each.exit_code}. {each.reason}".rstrip())
-    sys.exit(next((each.exit_code for each in statuses if each.exit_code), 0))
+        _note_end(each)
+        for element in each.elements:
+            if element.exit_code != 0:
+                _note_end(element)
+    codes = [1 if each.exit_code is None else each.exit_code for each in statuses]
+    sys.exit(next(filter(None, codes), 0))
+
+
+def _note_end(job: JobStatus) -> None:
+    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+    note(f"{job.name} {job.state}{code}. {job.reason}".rstrip())
 
 
 @click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --grace-period 0"))
@@ -200,6 +244,7 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
 def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
     """Ask jobs to save and stop, and kill those that have not ended after their grace period.
 
+    ID_k is element k of a job array. Of a whole array, pending elements are cancelled first, so that they do not start.
     For jobs that have ended nothing is done. The exit code is 0, or that of the first error.
     """
     exit_code = 0
@@ -218,8 +263,8 @@ def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
 def resume(environ: dict[str, str], /, job: KnownJob) -> None:
     """Start an ended job again with the same options, in the same working directory.
 
-    A submitted job is submitted again, and its new id is printed. A local job runs here. The script continues from its
-    own checkpoint.
+    A submitted job is submitted again, and its new id is printed. Of a job array, the elements that did not complete
+    are submitted again, as a new array. A local job runs here. The script continues from its own checkpoint.
     """
 
     def replace_process(command: list[str], directory: Path) -> NoReturn:

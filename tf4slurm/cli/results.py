@@ -22,7 +22,7 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.shared import Verb, find_jobs, job_argument, note
 from tf4slurm.errors import RunDirectoryError, Tf4SlurmError
-from tf4slurm.jobs.logs import find_logs
+from tf4slurm.jobs.logs import find_logs_of_job
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
@@ -53,7 +53,7 @@ def _find_words(context: click.Context, parameter: click.Parameter, start: str) 
         job, _ = _split(words)
     except Tf4SlurmError:
         return []
-    tasks = dict.fromkeys(str(log.task) for log in find_logs(job.run_directories))
+    tasks = dict.fromkeys(str(log.task) for log in find_logs_of_job(job))
     found = [CompletionItem(task, help=f"task of {job.name}") for task in tasks if task.startswith(start)]
     return found if words else [*find_jobs(context, parameter, start), *found]
 
@@ -93,16 +93,16 @@ def _time_before_now(text: str) -> float:
 def logs(words: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
     """Print the output of a job's tasks, over all attempts.
 
-    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job. TASK is a
-    task such as chief/0, or a pattern such as 'worker/*'; without one, all tasks.
+    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job. ID_k is
+    element k of a job array. TASK is a task such as chief/0, or a pattern such as 'worker/*'; without one, all tasks.
     """
     job, tasks = _split(words)
-    names = {log.task for log in find_logs(job.run_directories, tasks)}
-    has_names = len(names) != 1 or (follow and not tasks)
+    names = {log.task for log in find_logs_of_job(job, tasks)}
+    has_names = bool(job.array) or len(names) != 1 or (follow and not tasks)
     try:
         for line in api.logs(job, *tasks, follow=follow, on_pending=_note_reason, **options):
             if grep is None or grep.search(line.text):
-                click.echo(f"{line.task} | {line.text}" if has_names else line.text)
+                click.echo(f"{line.source} | {line.text}" if has_names else line.text)
     except BrokenPipeError:  # `| head` has ended
         sys.exit(0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.network.interfaces import is_loopback, list_interfaces, task_address
-from tf4slurm.network.ports import format_ports
+from tf4slurm.network.ports import format_ranges
 from tf4slurm.server_dictionary import get_server_dictionary
 from tf4slurm.slurm.commands import layout_of
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name
@@ -103,7 +103,7 @@ def _node_rows(nodes_by_rank: Sequence[str]) -> Iterator[tuple[str, str]]:
     for rank, node in enumerate(nodes_by_rank):
         ranks.setdefault(node, []).append(rank)
     for node, found in list(ranks.items())[:_MOST_NODES]:
-        yield node, f"rank{'s' if len(found) > 1 else ''} {format_ports(found)}"
+        yield node, f"rank{'s' if len(found) > 1 else ''} {format_ranges(found)}"
     if len(ranks) > _MOST_NODES:
         yield "…", f"{len(ranks) - _MOST_NODES:,} more nodes: --json shows all"
 
@@ -151,7 +151,7 @@ def _describe_step(step: SlurmStep) -> dict[str, Any]:
         "num_tasks": step.num_tasks,
         "node": step.node_name,
         "distribution": step.distribution,
-        "reserved_ports": format_ports(step.reserved_ports),
+        "reserved_ports": format_ranges(step.reserved_ports),
         "gpus": list(step.gpus),
         "restart_count": step.restart_count,
         "components": len(step.het_groups) or 1,

@@ -18,7 +18,7 @@ from tf4slurm.doctor.finding import Finding
 from tf4slurm.doctor.software import check_software
 from tf4slurm.errors import InterfaceError, PortsInUseError
 from tf4slurm.network.interfaces import host_addresses, interface_address, list_connected_interfaces
-from tf4slurm.network.ports import format_ports, hold_port
+from tf4slurm.network.ports import format_ranges, hold_port
 from tf4slurm.network.reachability import PROXY_VARIABLES
 from tf4slurm.slurm.environ import own_node_name
 from tf4slurm.spec.job_spec import JobSpec
@@ -210,7 +210,7 @@ def _check_ports(candidates: Sequence[int]) -> Finding:
         return Finding("fail", "free ports", text, "Check the limits of this host.")
     if not candidates:
         return Finding("ok", "free ports", "ports can be bound")
-    text = f"{num_free} of {len(tried)} ports ({format_ports(tried)}) are free"
+    text = f"{num_free} of {len(tried)} ports ({format_ranges(tried)}) are free"
     if not num_free:
         return Finding("fail", "free ports", text, "Give --ports another range, or omit it.")
     return Finding("ok", "free ports", text)

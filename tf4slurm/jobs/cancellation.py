@@ -1,18 +1,20 @@
-"""Cancel a job: ask it to save and stop, and kill it if it does not end in time."""
+"""Cancel a job or a job array: ask it to save and stop, and kill it if it does not end in time."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from tf4slurm.errors import JobStateError, LaunchError
-from tf4slurm.jobs.registry import KnownJob
+from tf4slurm.errors import JobStateError
+from tf4slurm.jobs.formatting import format_count
+from tf4slurm.jobs.registry import KnownJob, register_cancelled
 from tf4slurm.jobs.schema import JobFile, Process
-from tf4slurm.jobs.status import JobStatus, StatusReader
-from tf4slurm.slurm.commands import cancel_job, signal_batch
+from tf4slurm.jobs.status import FORGOTTEN, JobStatus
+from tf4slurm.jobs.status_reader import StatusReader
+from tf4slurm.slurm.commands import cancel_job, query_job, signal_batch
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.system.proc import signal_process
 
 _POLL_SECONDS = 0.3
@@ -23,59 +25,159 @@ _SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
 
 def cancel_known(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
     """Cancel a job and return its last state. The arguments and exceptions are those of `api.cancel`."""
-    status = _wait_for_end(known, 0.0)
-    if status.has_ended:
+    status = _wait(known, 0.0)
+    unclear = [each.name for each in status.elements or (status,) if each.state in (FORGOTTEN, "UNKNOWN")]
+    if unclear and not status.has_ended and (status.state in (FORGOTTEN, "UNKNOWN") or not status.can_change):
+        text = f"It is unknown whether {unclear[0]} still runs, so nothing was changed. {status.reason}"
+        raise JobStateError(f"{text} {' '.join(status.warnings)}".rstrip(), job=known.name, state=status.state)
+    if not status.can_change:
         on_progress(f"{known.name} has ended already: {status.state}.")
         return status
+    if known.slurm_id is None:
+        return _cancel_local(known, grace_period_seconds, on_progress)
+    known, status = _cancel_pending(known, status, on_progress)
+    return _cancel_running(known, status, grace_period_seconds, on_progress)
+
+
+def _cancel_pending(
+    known: KnownJob, status: JobStatus, on_progress: Callable[[str], None]
+) -> tuple[KnownJob, JobStatus]:
+    """Cancel a job, or the elements of an array, if they are pending. Return the job, and its state afterwards.
+
+    It is done before running elements are asked to stop: their end would let pending ones start.
+    """
+    pending = [_id(each) for each in status.elements or (status,) if each.state == "PENDING"]
+    if not pending:
+        return known, status
+    elements = tuple(sorted(index for each in pending for index in each.elements))
+    cancelled = JobId(pending[0].number, elements)
+    cancel_job(cancelled)
+    known = register_cancelled(known, cancelled, os.environ)
+    status = _wait(known, _KILL_SECONDS, lambda status: not _in_state(status, "PENDING"))
+    if status.elements:
+        on_progress(f"{known.name}: {format_count(len(pending), 'pending element')} cancelled.")
+    elif status.has_ended or status.state == "PENDING":
+        on_progress(f"{known.name} is cancelled.")
+    return known, status
+
+
+def _cancel_running(
+    known: KnownJob, status: JobStatus, grace_period_seconds: float | None, on_progress: Callable[[str], None]
+) -> JobStatus:
+    """Ask a Slurm job, or the elements of an array that run, to save and stop. Kill what does not end in time.
+
+    What has no run directory yet has nothing to save, and is cancelled at once.
+    """
+    asked: dict[JobId, float] = {}
+    for each in _running(status):
+        job = _part(known, each)
+        if grace_period_seconds != 0 and job.run_directories:
+            file = job.run_directories[-1].read_trusted_job()
+            _request_stop(_id(each))
+            asked[_id(each)] = grace_period_seconds or file.grace_period_seconds + _MARGIN_SECONDS
+        else:
+            cancel_job(_id(each))
+    if asked:
+        seconds = max(asked.values())
+        who = (
+            f"{known.name} is" if not status.elements else f"{format_count(len(asked), 'element')} of {known.name} are"
+        )
+        on_progress(f"{who} asked to save and stop; at most {seconds:g} s are left.")
+        started = time.monotonic()
+
+        def is_over(status: JobStatus) -> bool:
+            passed = time.monotonic() - started
+            return all(passed >= asked.get(_id(each), 0.0) for each in _running(status))
+
+        status = _wait(known, seconds, is_over)
+    elif _running(status):
+        status = _wait(known, 0.0)
+    late = [_id(each) for each in _running(status)]
+    if not late:
+        if asked:
+            on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
+        return status
+    cancel_job(*late)
+    text = "did not stop in time and was killed" if asked else "was killed"
+    on_progress(f"{' '.join(map(str, late)) if status.elements else known.name} {text}.")
+    return _wait(known, _KILL_SECONDS)
+
+
+def _cancel_local(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
     runs = known.run_directories
     file = runs[-1].read_trusted_job() if runs else JobFile()
-    is_pending = known.job_id is not None and (status.state == "PENDING" or not runs)
-    requests: list[tuple[signal.Signals, float]] = []
-    if grace_period_seconds == 0 and known.job_id is None:  # the second SIGINT skips the grace period
+    if grace_period_seconds == 0:  # the second SIGINT skips the grace period
         requests = [(signal.SIGINT, _POLL_SECONDS), (signal.SIGINT, _KILL_SECONDS)]
-    elif grace_period_seconds != 0 and not is_pending:
+    else:
         seconds = grace_period_seconds or file.grace_period_seconds + _MARGIN_SECONDS
         requests = [(signal.SIGTERM, seconds)]
-        on_progress(f"{known.name} is asked to save and stop; it has {seconds:g} s.")
+        on_progress(f"{known.name} is asked to save and stop; at most {seconds:g} s are left.")
     for number, seconds in requests:
-        _signal(known, file.process, number)
-        status = _wait_for_end(known, seconds)
+        _signal_launcher(known, file.process, number)
+        status = _wait(known, seconds)
         if status.has_ended:
             on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
             return status
-    _signal(known, file.process, signal.SIGKILL)
-    late = "" if grace_period_seconds == 0 else "did not stop in time and "
-    on_progress(f"{known.name} {'is cancelled' if is_pending else f'{late}was killed'}.")
-    return _wait_for_end(known, _KILL_SECONDS)
+    _signal_launcher(known, file.process, signal.SIGKILL)
+    on_progress(f"{known.name} {'' if grace_period_seconds == 0 else 'did not stop in time and '}was killed.")
+    return _wait(known, _KILL_SECONDS)
 
 
-def _wait_for_end(known: KnownJob, seconds: float) -> JobStatus:
-    """Wait at most `seconds` for the end of a job. Return its last state, which may be that of a running job."""
+def _wait(
+    known: KnownJob, seconds: float, is_over: Callable[[JobStatus], bool] = lambda status: not status.can_change
+) -> JobStatus:
+    """Wait at most `seconds` for a condition of the state of a job, by default its end. Return the last state."""
     reader, deadline = StatusReader([known], ask_seconds=_SLURM_SECONDS), time.monotonic() + seconds
     while True:
         (status,) = reader.read()
-        if status.has_ended or time.monotonic() >= deadline:
+        if is_over(status) or time.monotonic() >= deadline:
             return status
         time.sleep(_POLL_SECONDS)
 
 
-def _signal(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
-    """Send a signal to the launcher of a local job. For a Slurm job, SIGTERM requests a stop, and SIGKILL cancels it.
+def _in_state(status: JobStatus, state: str) -> bool:
+    return any(each.state == state for each in status.elements or (status,))
 
-    A Slurm job whose launcher is no batch script, as with salloc, is cancelled in both cases. Nothing is sent to a
-    local launcher that has ended or is unknown (None).
+
+def _running(status: JobStatus) -> Sequence[JobStatus]:
+    """Return the parts of a job that may run: elements of an array, or the job itself."""
+    return [
+        each for each in status.elements or (status,) if each.can_change and each.state not in ("PENDING", "UNKNOWN")
+    ]
+
+
+def _part(known: KnownJob, status: JobStatus) -> KnownJob:
+    """Return the job, or the element of the array, that has this state."""
+    index = _id(status).element
+    if index is None or known.job_id == status.job_id:
+        return known
+    return known.with_elements([index]).element(index)
+
+
+def _id(status: JobStatus) -> JobId:
+    assert status.job_id is not None
+    return JobId.parse(status.job_id)
+
+
+def _request_stop(job_id: JobId) -> None:
+    """Send SIGINT to the batch script of a Slurm job. A job without one, as with salloc, is cancelled.
 
     Raises:
-        JobStateError: The job is a local job on another host.
-        LaunchError: Slurm does not cancel the job.
+        LaunchError: A request to Slurm failed.
     """
-    if known.job_id is not None:
-        if number == signal.SIGTERM:
-            with contextlib.suppress(LaunchError):  # not a batch job: with salloc, Slurm did not start the launcher
-                signal_batch(known.job_id, "INT")  # Slurm's preemption sends SIGTERM, and may requeue the job
-                return
-        cancel_job(known.job_id)
-    elif launcher is not None and launcher.is_alive():  # its process ID may belong to another process by now
+    if query_job(job_id).is_batch:
+        signal_batch(job_id, "INT")  # Slurm's preemption sends SIGTERM, and may requeue the job
+    else:
+        cancel_job(job_id)
+
+
+def _signal_launcher(known: KnownJob, launcher: Process | None, number: signal.Signals) -> None:
+    """Send a signal to the launcher of a local job. Do nothing if it has ended or is unknown (None).
+
+    Raises:
+        JobStateError: The launcher is on another host.
+    """
+    if launcher is not None and launcher.is_alive():  # its process ID may belong to another process by now
         signal_process(launcher.id, launcher.start_ticks, number)  # agents of a killed launcher terminate the tasks
     elif launcher is not None and launcher.host != os.uname().nodename:
         text = f"{known.name} runs on {launcher.host}: cancel it there."

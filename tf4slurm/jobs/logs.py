@@ -18,7 +18,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tf4slurm.cluster import Task
@@ -27,7 +27,8 @@ from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.formatting import format_list
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
-from tf4slurm.jobs.status import JobStatus, StatusReader
+from tf4slurm.jobs.status import JobStatus
+from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.commands import query_job
 from tf4slurm.spec.options import did_you_mean, nearest
 
@@ -40,12 +41,16 @@ _STATUS_SECONDS = 3.0
 
 @dataclass(frozen=True, order=True)
 class LogFile:
-    """The log of one task in one attempt. `run` numbers the runs of a requeued job, from 1."""
+    """The log of one task in one attempt. `run` numbers the runs of a requeued job, from 1.
+
+    `element` is the index of the element of a job array; None for another job.
+    """
 
     run: int
     attempt: int
     task: Task
     path: Path
+    element: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,36 @@ class LogLine:
         time: When the line was printed, in seconds since 1970, accurate to about a second; 0 if unknown.
         task: The task that printed the line.
         text: The line without its line break.
+        element: The index of the element of a job array whose task printed the line, if the lines are those of a whole
+            array; otherwise None.
     """
 
     time: float
     task: Task
     text: str
+    element: int | None = None
+
+    @property
+    def source(self) -> str:
+        """The task as text, such as "worker/0", after the index of an element, such as "3 worker/0"."""
+        return str(self.task) if self.element is None else f"{self.element} {self.task}"
 
 
 def omit_boilerplate(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     """Yield the lines without the messages that TensorFlow prints at every start."""
-    filters: defaultdict[Task, BoilerplateFilter] = defaultdict(BoilerplateFilter)
-    return (line for line in lines if not filters[line.task].is_boilerplate(line.text))
+    filters: defaultdict[tuple[int | None, Task], BoilerplateFilter] = defaultdict(BoilerplateFilter)
+    return (line for line in lines if not filters[line.element, line.task].is_boilerplate(line.text))
+
+
+def find_logs_of_job(job: KnownJob, patterns: Sequence[str] = ()) -> list[LogFile]:
+    """Return the logs of a job, or of all elements of a job array, one element after the other. See `find_logs`."""
+    if not job.array:
+        return find_logs(job.run_directories, patterns)
+    return [
+        replace(log, element=part.index)
+        for part, element in zip(job.array, job.elements, strict=True)
+        for log in find_logs(element.run_directories, patterns)
+    ]
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
@@ -91,7 +115,7 @@ def read_logs(
 
     The arguments are those of `api.logs`. `patterns` are its `tasks`.
     """
-    logs = find_logs(job.run_directories, patterns)
+    logs = find_logs_of_job(job, patterns)
     if not logs:
         raise _no_logs(job, patterns)
     readers = [LogReader(log, tail=tail, since=since) for log in logs]
@@ -117,11 +141,11 @@ def follow_logs(
     while True:
         if not has_ended and time.monotonic() - checked_at > _STATUS_SECONDS:
             (status,) = StatusReader([job]).read()
-            checked_at, has_ended = time.monotonic(), status.has_ended
+            checked_at, has_ended = time.monotonic(), not status.can_change
             if status.state == "PENDING" and status.reason != reason:
                 reason = status.reason
                 on_pending(status)
-        for log in find_logs(job.run_directories, patterns):
+        for log in find_logs_of_job(job, patterns):
             if log not in readers:
                 readers[log] = LogReader(log, tail=tail, since=since)
         yield from merge(list(readers.values()), is_final=has_ended)
@@ -184,7 +208,8 @@ class LogReader:
                 if not line.endswith(b"\n") and not is_final:
                     return
                 self._offset += len(line)
-                yield LogLine(self._time(start), self.log.task, line.decode(errors="replace").rstrip("\r\n"))
+                text = line.decode(errors="replace").rstrip("\r\n")
+                yield LogLine(self._time(start), self.log.task, text, self.log.element)
 
     def _time(self, offset: int) -> float:
         offsets, times = self._index
@@ -218,7 +243,7 @@ def merge(readers: Sequence[LogReader], *, is_final: bool = True) -> Iterator[Lo
 
 
 def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
-    found = dict.fromkeys(log.task for log in find_logs(job.run_directories))
+    found = dict.fromkeys(log.task for log in find_logs_of_job(job))
     if found:
         tasks = tuple(map(str, found))
         roles = dict.fromkeys(f"{task.task_type}/*" for task in found)
@@ -238,10 +263,10 @@ def _advise_without_logs(job: KnownJob, state: str) -> str:
     """
     if state in ("PENDING", "RUNNING"):
         return f"To wait for them: tf4slurm logs -f {job.job_id or job.name}"
-    if job.job_id is None:
+    if job.slurm_id is None:
         return ""
     output = ""
     with contextlib.suppress(LaunchError):
-        output = query_job(job.job_id).output
+        output = query_job(job.slurm_id).output
     output = output or f"slurm-{job.job_id}.out, in the directory in which it was submitted"
     return f"Slurm's output of the job has the reason: {output}"

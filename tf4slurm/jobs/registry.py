@@ -13,15 +13,18 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
 from tf4slurm.errors import RunDirectoryError, SchemaVersionError, UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
+from tf4slurm.network.ports import format_ranges
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.options import did_you_mean, nearest
+from tf4slurm.spec.points import ArrayElement
 from tf4slurm.system.directories import make_directories, user_directory
 from tf4slurm.system.files import replacing
 from tf4slurm.system.trusted_files import TRUST, check_trusted, is_owned_by, read_trusted
@@ -35,14 +38,19 @@ _INSTEAD = "Or give the path of a run directory."
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A submitted or started job: its id, its name and the place of its files.
+    """A submitted or started job, or an element of a job array: its id, its name and the place of its files.
 
     Attributes:
-        job_id: Slurm's job id; None for a local job.
-        name: Name of its run directory. The later ones of a requeued job are NAME-2, NAME-3 and so on.
+        job_id: Slurm's job id, such as "4711", or "4711_3" for an element of an array; None for a local job.
+        name: Name of its run directory. The later ones of a requeued job are NAME-2, NAME-3 and so on. A whole array
+            has no run directory: the name of one of its elements is NAME_k.
         runs_directory: Parent of its run directories.
         started: When the job was submitted or started, in seconds since 1970.
         owner: User ID of the job's user; None for this user.
+        array: The elements of a job array. Empty for any other job, and for one element.
+        cancelled: The id of what was cancelled while it was pending, such as "4711_[3-5]"; empty for nothing. Slurm
+            forgets a job some minutes after its end.
+        labels: The arguments that vary between the elements of the array, for one element.
     """
 
     job_id: str | None = None
@@ -50,11 +58,57 @@ class KnownJob:
     runs_directory: str = ""
     started: float = 0.0
     owner: int | None = None
+    array: tuple[ArrayElement, ...] = ()
+    cancelled: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slurm_id(self) -> JobId | None:
+        """Slurm's job id, or None for a local job."""
+        return JobId.parse(self.job_id) if self.job_id is not None else None
 
     @property
     def batch_script(self) -> Path:
-        """Path at which `submit` keeps the batch script. The file need not exist."""
-        return Path(self.runs_directory) / f"{self.name}.sh"
+        """Path at which `submit` keeps the batch script, that of the whole array. The file need not exist."""
+        return Path(self.runs_directory) / f"{self.whole_name}.sh"
+
+    @property
+    def whole_name(self) -> str:
+        """The name of the job. For an element of an array it is the name of the array."""
+        index = None if self.slurm_id is None else self.slurm_id.element
+        return self.name if index is None else self.name.removesuffix(f"_{index}")
+
+    @property
+    def elements(self) -> tuple[KnownJob, ...]:
+        """The elements of a job array, each as a job of its own. Empty for any other job, and for one element."""
+        return tuple(self._element(each.index, each.labels) for each in self.array)
+
+    def element(self, index: int) -> KnownJob:
+        """Return an element of this job array as a job of its own.
+
+        Raises:
+            UnknownJobError: The job is no array, or has no such element.
+        """
+        for each in self.array:
+            if each.index == index:
+                return self._element(index, each.labels)
+        if not self.array:
+            raise UnknownJobError(f"{self.name} is no job array, so it has no element {index}.", job=self.name)
+        indices = format_ranges([each.index for each in self.array])
+        text = f"The array {self.name} has the elements {indices}, and no element {index}."
+        raise UnknownJobError(text, job=f"{self.name}_{index}")
+
+    def with_elements(self, indices: Iterable[int]) -> KnownJob:
+        """Return this job array with these elements as well. Nothing is known of them but their indices."""
+        found = {each.index: each for each in self.array}
+        for index in indices:
+            found.setdefault(index, ArrayElement(index))
+        return replace(self, array=tuple(found[index] for index in sorted(found)))
+
+    def _element(self, index: int, labels: Mapping[str, str]) -> KnownJob:
+        assert self.slurm_id is not None
+        job_id = str(replace(self.slurm_id, elements=(index,)))
+        return replace(self, job_id=job_id, name=f"{self.name}_{index}", array=(), labels=labels)
 
     @property
     def run_directories(self) -> list[RunDirectory]:
@@ -82,29 +136,59 @@ class KnownJob:
             return False
 
 
-def register_job(name: str, runs_directory: Path, environ: Mapping[str, str], job_id: str | None = None) -> KnownJob:
-    """Register the job whose run directory is `runs_directory`/`name`, which need not exist. Return the job."""
-    job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6))
+def register_job(
+    name: str,
+    runs_directory: Path,
+    environ: Mapping[str, str],
+    job_id: str | None = None,
+    array: Sequence[ArrayElement] = (),
+) -> KnownJob:
+    """Register the job whose run directory is `runs_directory`/`name`, which need not exist. Return the job.
+
+    An element of a registered array is not registered.
+    """
+    job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6), array=tuple(array))
+    with contextlib.suppress(OSError):
+        if job.whole_name != name and (_directory(environ) / _file_name(job.runs_directory, job.whole_name)).exists():
+            return job
+    _write_registered(job, environ)
+    return job
+
+
+def register_cancelled(job: KnownJob, cancelled: JobId, environ: Mapping[str, str]) -> KnownJob:
+    """Note in the entry of a job or array what was cancelled while it was pending. Return the job with this note."""
+
+    def note(known: KnownJob) -> KnownJob:
+        before = JobId.parse(known.cancelled).elements if known.cancelled else ()
+        elements = tuple(sorted({*before, *cancelled.elements}))
+        return replace(known, cancelled=str(replace(cancelled, elements=elements)))
+
+    for known in registered_jobs(environ):
+        if (known.name, known.runs_directory) == (job.whole_name, job.runs_directory):
+            _write_registered(note(known), environ)
+    return note(job)
+
+
+def _write_registered(job: KnownJob, environ: Mapping[str, str]) -> None:
     try:
         directory = _directory(environ)
         make_directories(directory, 0o700)
-        with replacing(directory / _file_name(job)) as draft:
+        with replacing(directory / _file_name(job.runs_directory, job.name)) as draft:
             draft.write(to_versioned_json(job).encode())
             check_trusted(Path(draft.name), _INSTEAD)
         for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
             path.unlink(missing_ok=True)
     except (OSError, UntrustedFileError) as error:
         logger.info("this job is not registered: %s", error)
-    return job
 
 
-def _file_name(job: KnownJob) -> str:
+def _file_name(runs_directory: str, name: str) -> str:
     """Return the name of the file that registers a job.
 
     The name contains a hash of the run directory's path, because local jobs in two directories may have the same name.
     """
-    path = os.fsencode(f"{job.runs_directory}/{job.name}")
-    readable = re.sub(r"[^\w.-]", "_", job.name)[:200]
+    path = os.fsencode(f"{runs_directory}/{name}")
+    readable = re.sub(r"[^\w.-]", "_", name)[:200]
     return f"{readable}-{hashlib.sha256(path).hexdigest()[:16]}.json"
 
 
@@ -121,15 +205,25 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
             except (UntrustedFileError, SchemaVersionError) as error:
                 refused.append(error)
             else:
-                if job is not None and job.name and job.runs_directory:
+                if job is not None and job.name and job.runs_directory and _has_valid_ids(job):
                     jobs.append(job)
     if refused:
         logger.warning("%d registered jobs are left out. The first: %s", len(refused), refused[0])
     return sorted(jobs, key=lambda job: job.started, reverse=True)
 
 
+def _has_valid_ids(job: KnownJob) -> bool:
+    try:
+        return all(JobId.parse(text) for text in (job.job_id, job.cancelled) if text)
+    except ValueError:
+        return False
+
+
 def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     """Return the job with this Slurm job id, name or run directory path. None stands for the latest registered job.
+
+    ID_k and NAME_k stand for an element of a job array, and ID_[3-9] for several. A component of a heterogeneous job
+    (ID+1) stands for the whole job.
 
     A `text` without a slash may be the name of a directory that another user has made. It is used only if no registered
     job has this id or name.
@@ -146,9 +240,9 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if by_path is not None and (os.sep in text or by_path.owner in (os.getuid(), 0)):
         return by_path
     jobs = registered_jobs(environ)
-    for job in jobs:
-        if text in (job.job_id, job.name):
-            return job
+    found = _find_by_name(text, jobs) or _find_by_id(text, jobs)
+    if found is not None:
+        return found
     if by_path is not None:
         return by_path
     words = [word for job in jobs for word in (job.job_id, job.name) if word]
@@ -162,6 +256,40 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     )
 
 
+def _find_by_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
+    name, _, index = text.rpartition("_")
+    for job in jobs:
+        if job.name == text:
+            return job
+        if job.name == name and index.isdecimal():
+            return job.element(int(index))
+    return None
+
+
+def _find_by_id(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
+    try:
+        job_id = JobId.parse(text)
+    except ValueError:
+        return None
+    parts = []
+    for job in jobs:
+        if job.slurm_id == job_id.whole:
+            elements = [job.element(index) for index in job_id.elements]
+            if len(elements) > 1:
+                array = tuple(each for each in job.array if each.index in job_id.elements)
+                return replace(job, job_id=str(job_id), array=array)
+            return elements[0] if elements else job
+        if job.slurm_id == job_id:
+            return job
+        if job.slurm_id is not None and job_id.covers(job.slurm_id):
+            parts.append(job)
+    if not parts:
+        return None
+    # the array was submitted without tf4slurm, so that each element registered itself
+    first = replace(parts[0], job_id=str(job_id.whole), name=parts[0].whole_name)
+    return first.with_elements(each.slurm_id.elements[0] for each in parts if each.slurm_id is not None)
+
+
 def _find_by_path(text: str) -> KnownJob | None:
     """Return the job with this run directory, or None if `text` is not the path of a run directory."""
     names = ("logs", "job.json", "events.jsonl", "result.json")  # one is enough: some may be deleted
@@ -171,6 +299,11 @@ def _find_by_path(text: str) -> KnownJob | None:
     file = RunDirectory(path).read(JobFile) or JobFile()
     facts = path.stat()
     started = facts.st_mtime
+    if file.job_id is not None and not _has_valid_ids(KnownJob(file.job_id)):
+        raise RunDirectoryError(
+            f"{str(path / 'job.json')!r} has the job id {file.job_id!r}, which is not Slurm's: the file was changed.",
+            path=str(path),
+        )
     with contextlib.suppress(ValueError):
         started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
     return KnownJob(file.job_id, path.name, str(path.parent), started, facts.st_uid)

@@ -69,6 +69,7 @@ class JobFile:
         directory: The launcher's working directory.
         counts: Number of tasks of each role.
         grace_period_seconds: Seconds that the script has to save and stop after a stop request.
+        labels: Names and values of the varied arguments, such as {"lr": "0.1"}; empty for a job without them.
         options: The options of `tf4slurm run`, named as the keyword arguments of `tf4slurm.Job`. Not those for sbatch.
         process: The launcher's process.
         started: Start of the job, as YYYY-MM-DDThh:mm:ss±hhmm.
@@ -85,6 +86,7 @@ class JobFile:
     directory: str | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     grace_period_seconds: float = 0.0
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     process: Process | None = None
     started: str | None = None

@@ -1,27 +1,28 @@
-"""Read the state of jobs and their tasks (`JobStatus`) from their run directories and from Slurm."""
+"""The state of a job and its tasks (`JobStatus`), from its run directory and from Slurm."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tf4slurm.control.shard_leases import ShardProgress
-from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, LaunchError, SchemaVersionError, describe_end
+from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError, describe_end
 from tf4slurm.jobs.formatting import format_bytes, format_elapsed, format_list, format_time
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LATE_SECONDS, JobFile, LastState, ResultFile, StatusFile, TaskStatus
-from tf4slurm.slurm.commands import query_accounting, query_job, query_queue
+from tf4slurm.slurm.commands import query_accounting, query_job
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import ENDED_STATES, QueueEntry
 
-_SLURM_SECONDS = 5.0
+FORGOTTEN = "FORGOTTEN"
+SLURM_SECONDS = 5.0
 _STALL_SECONDS = 60.0  # a task without a new step for this long is stalled,
 _STALL_STEPS = 10.0  # or for this many steps of mean duration, if that is longer
 _FRESH_SECONDS = 5.0
@@ -31,18 +32,21 @@ _MOST_PS = 8
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The state of one job. An attribute whose value is unknown is None.
+    """The state of one job, of a whole job array or of one of its elements. An attribute with unknown value is None.
 
     Attributes:
-        job_id: Slurm's job id; None for a local job.
+        job_id: Slurm's job id, such as "4711", or "4711_3" for an element of an array; None for a local job.
         name: Name of its run directory; the later ones of a requeued job are NAME-2, NAME-3 and so on.
         state: Until the job ends, a state of Slurm such as "PENDING" or "RUNNING". Then "COMPLETED", "FAILED",
-            "STOPPED", "REQUEUED" or "LOST" (the launcher ended without a result). "UNKNOWN" if neither is known.
+            "STOPPED", "REQUEUED" or "LOST" (the launcher ended without a result). "FORGOTTEN" if Slurm does not have
+            the job any more and it has no result: nobody knows how it ended. "UNKNOWN" if Slurm does not answer and
+            the job's files do not show the state. An array that has ended has the worst state of its elements.
         started: When the job was submitted or started, in seconds since 1970.
         phase: Phase of the running job, such as "importing", or "training" when a task has reported a step.
         attempt: Number of this attempt, from 1.
         max_attempts: Maximum number of attempts.
-        exit_code: Exit code of the job; None until the job has ended.
+        exit_code: Exit code of the job; None until the job has ended, and for FORGOTTEN. That of an array is that of
+            its element with the worst state.
         reason: Why the job is pending, or how it ended, in words.
         meaning: Explanations of known errors in the last lines of the task that failed first.
         elapsed: Duration of the job so far, such as "1:02:03".
@@ -59,6 +63,8 @@ class JobStatus:
             "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
             "exited N" (exit code N), "killed by signal N", "ended" (terminated by its agent after the loss of the
             launcher), "lost" or "terminated".
+        labels: The arguments that vary between the elements of its array, by name.
+        elements: The states of the elements of a job array, by index. Empty for any other job.
     """
 
     job_id: str | None
@@ -82,10 +88,32 @@ class JobStatus:
     workers_left: int = 0
     warnings: tuple[str, ...] = ()
     tasks: tuple[TaskStatus, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    elements: tuple[JobStatus, ...] = ()
 
     @property
     def has_ended(self) -> bool:
+        """Whether the job has certainly ended, because it has a result or Slurm knows its end."""
         return self.exit_code is not None
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the job may still run or start. The state of a job that has ended, or is forgotten, cannot change."""
+        if self.elements:
+            return any(each.can_change for each in self.elements)
+        return not self.has_ended and self.state != FORGOTTEN
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """The last metrics of the chief, or else of the first task that has reported some."""
+        with_metrics = [task for task in self.tasks if task.metrics]
+        first = next((task for task in with_metrics if task.task == "chief/0"), None)
+        return (first or with_metrics[0]).metrics if with_metrics else {}
+
+    @property
+    def furthest_step(self) -> int | None:
+        """The highest step that a task has reported, or None without one."""
+        return max((task.step for task in self.tasks if task.step is not None), default=None)
 
 
 class JobFiles:
@@ -174,51 +202,6 @@ class JobFiles:
         return " ".join(sentences)
 
 
-class StatusReader:
-    """Reads the state of jobs repeatedly. Each call of `read` reads their files, but may reuse Slurm's last answer."""
-
-    def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
-        """Query Slurm at most once per `ask_seconds` (default 10).
-
-        If a newer tf4slurm wrote a job's files, `read` raises SchemaVersionError. With `refuse_newer=False`, the job
-        has the state UNKNOWN instead.
-        """
-        self._jobs = jobs
-        self._refuse_newer = refuse_newer
-        self._ask_seconds = ask_seconds
-        self._asked_at = -math.inf
-        self._entries: dict[str, QueueEntry] = {}
-        self._warnings: list[str] = []
-
-    def read(self) -> list[JobStatus]:
-        job_ids = [job.job_id for job in self._jobs if job.job_id is not None]
-        if job_ids and time.monotonic() - self._asked_at >= self._ask_seconds:
-            self._ask_slurm(job_ids)
-            self._asked_at = time.monotonic()
-        return [self._read(job) for job in self._jobs]
-
-    def _ask_slurm(self, job_ids: Sequence[str]) -> None:
-        self._entries, self._warnings = {}, []
-        try:
-            entries = query_queue(job_ids, timeout_seconds=_SLURM_SECONDS)
-        except LaunchError as error:
-            self._warnings = [f"Slurm's information is missing: {error}"]
-            return
-        for entry in entries:
-            self._entries.setdefault(entry.job_id, entry)
-            array = entry.job_id.partition("_")[0]
-            if array not in self._entries or self._entries[array].has_ended:  # prefer an element that has not ended
-                self._entries[array] = entry
-
-    def _read(self, job: KnownJob) -> JobStatus:
-        try:
-            return read_status(job, self._entries.get(job.job_id or ""), self._warnings if job.job_id else ())
-        except SchemaVersionError as error:
-            if self._refuse_newer:
-                raise
-            return JobStatus(job_id=job.job_id, name=job.name, state="UNKNOWN", reason=str(error), started=job.started)
-
-
 def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
     """Return the state of a job from its files and its entry in Slurm's queue.
 
@@ -262,6 +245,7 @@ def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str]
         workers_left=file.workers_left,
         warnings=tuple(all_warnings),
         tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
+        labels=job.labels or files.job.labels,
     )
 
 
@@ -302,8 +286,8 @@ def _find_state(
         return _find_end_of_local_job(job, files)
     if warnings:
         return _find_state_without_slurm(job, files, warnings)
-    state, exit_code, source = _find_end_in_slurm(job.job_id, entry, files)
-    return state, exit_code, f"{source} {files.describe_last_state()}".rstrip()
+    state, exit_code, source = _find_end_in_slurm(job, entry, files)
+    return state, exit_code, source if state == "LOST" else f"{source} {files.describe_last_state()}".rstrip()
 
 
 def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str]) -> tuple[str, None, str]:
@@ -324,17 +308,19 @@ def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str
     return "RUNNING", None, files.status.reason
 
 
-def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int, str]:
+def _find_end_in_slurm(job: KnownJob, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int | None, str]:
     """Return the final state and exit code of a Slurm job that has no result, and a sentence about their source.
 
-    The source is Slurm's accounting, or else the job's entry in the queue. Without both, the exit code is 1, and the
-    state is "LOST" if the job has a run directory, else "UNKNOWN".
+    The source is Slurm's accounting, or else the job's entry in the queue. Without both, the job is "LOST" if its files
+    show that its launcher has ended, "STOPPED" if it was cancelled while it was pending, or else "FORGOTTEN".
     """
+    assert job.slurm_id is not None
+    job_id = job.slurm_id
     reason = ""
     if entry is not None and ENDED_STATES.get(entry.state) == FAILED and entry.reason not in ("", "None"):
         reason = f" ({entry.explained_reason})"  # after other ends, Slurm still shows why the job was pending
     with contextlib.suppress(LaunchError):
-        accounted = query_accounting(job_id, timeout_seconds=_SLURM_SECONDS)
+        accounted = query_accounting(job_id, timeout_seconds=SLURM_SECONDS)
         if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
             return *_end_of(
                 *accounted
@@ -342,10 +328,14 @@ def _find_end_in_slurm(job_id: str, entry: QueueEntry | None, files: JobFiles) -
     if entry is not None:
         code = 0
         with contextlib.suppress(LaunchError):
-            code = query_job(job_id, timeout_seconds=_SLURM_SECONDS).exit_code
+            code = query_job(job_id, timeout_seconds=SLURM_SECONDS).exit_code
         return *_end_of(entry.state, code), f"Slurm's queue shows {entry.state}{reason}; the launcher wrote no result."
-    state = "LOST" if files.run.path.is_dir() else "UNKNOWN"
-    return state, 1, "Slurm no longer has this job, and the launcher wrote no result."
+    if job.cancelled and JobId.parse(job.cancelled).covers(job_id) and not files.run.path.is_dir():
+        return STOPPED, 1, "It was cancelled while it was pending."
+    if files.is_lost and not files.has_orphans:
+        return "LOST", 1, f"Slurm no longer has this job. {files.describe_loss()}"
+    text = "Slurm no longer has this job, and it has no result: it is unknown whether and how it ended."
+    return FORGOTTEN, None, text
 
 
 def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
@@ -376,13 +366,13 @@ def _find_tasks(files: JobFiles, *, has_ended: bool) -> tuple[TaskStatus, ...]:
     The age of the file is added to the times since the last step and heartbeat. `has_ended` says whether the job has
     ended. If it has ended without a result, the last states that agents wrote replace the states in the file.
     """
-    tasks, age = files.status.tasks, files.status_age_seconds or 0.0
+    tasks, age = files.status.tasks, 0.0 if has_ended else files.status_age_seconds or 0.0
     if has_ended and files.result is None:
         tasks = tuple(_with_last_state(task, files) for task in tasks)
     return tuple(
         dataclasses.replace(
             task,
-            state=_describe_state(task, files.status, 0.0 if has_ended else age),
+            state=_describe_state(task, files.status, age),
             seconds_since_step=_add(task.seconds_since_step, age),
             heartbeat_age_seconds=_add(task.heartbeat_age_seconds, age),
         )

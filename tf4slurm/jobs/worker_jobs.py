@@ -9,6 +9,7 @@ from tf4slurm.errors import Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import WorkerArray
 from tf4slurm.slurm.commands import cancel_job, query_queue
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import QueueEntry
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,10 @@ def find_worker_jobs(job: KnownJob) -> list[QueueEntry]:
 
     Those of all runs of a requeued job count. There is one for each worker, an element of a job array.
     """
-    job_ids = [array.job_id for run in job.run_directories for array in run.read_lines(WorkerArray) if array.job_id]
-    if not job_ids:
+    arrays = [array for run in job.run_directories for array in run.read_lines(WorkerArray) if array.job_id]
+    if not arrays:
         return []
-    entries = query_queue(job_ids, expands_arrays=True)
+    entries = query_queue(JobId.parse(array.job_id) for array in arrays)
     return [entry for entry in entries if not (entry.has_ended or entry.state == "COMPLETING")]
 
 

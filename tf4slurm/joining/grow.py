@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from tf4slurm.errors import JobStateError, OptionError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import WorkerArray
-from tf4slurm.jobs.status import StatusReader
+from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.jobs.worker_jobs import find_worker_jobs
 from tf4slurm.joining.join import check_joinable
 from tf4slurm.slurm.commands import cancel_job
@@ -90,17 +89,17 @@ def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mappi
     directory.add_worker_arrays()  # raises an error before the submission if the directory is not writable
     job_id = submit_script(text, submit_environment(environ, text))
     try:
-        directory.add_worker_arrays(WorkerArray(job_id))
+        directory.add_worker_arrays(WorkerArray(str(job_id)))
         _check_running(job)  # after the id is written: a launcher that ends later cancels the array
     except Tf4SlurmError:
         cancel_job(job_id)
         raise
-    return job_id
+    return str(job_id)
 
 
 def _check_running(job: KnownJob) -> None:
     (status,) = StatusReader([job]).read()
-    if status.has_ended or status.state == "PENDING":  # pending after a requeue
+    if not status.can_change or status.state == "PENDING":  # pending after a requeue
         text = f"{job.name} is {status.state} now, so the new workers are cancelled. Add workers while it runs."
         raise JobStateError(text, job=job.name, state=status.state)
 
@@ -112,10 +111,10 @@ def shrink(job: KnownJob, workers: int) -> tuple[str, ...]:
     if workers > len(entries):
         text = f"{job.name} has {len(entries)} workers that tf4slurm grow has added, so {workers} cannot leave."
         raise JobStateError(text, job=job.name, state="RUNNING")
-    entries.sort(key=lambda entry: (entry.is_pending, *map(int, re.findall(r"\d+", entry.job_id))))
+    entries.sort(key=lambda entry: (entry.is_pending, entry.job_id.number, entry.job_id.elements))
     leaving = tuple(entry.job_id for entry in entries[-workers:])
     cancel_job(*leaving)
-    return leaving
+    return tuple(map(str, leaving))
 
 
 def _check_workers(workers: int) -> None:

@@ -19,7 +19,8 @@ from tf4slurm.errors import REQUEUED, JobStateError, RunDirectoryError
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import FILE_NAMES, JobFile, Process, ResultFile
-from tf4slurm.jobs.status import JobFiles, StatusReader
+from tf4slurm.jobs.status import FORGOTTEN, JobFiles
+from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.environ import own_node_name
 from tf4slurm.spec.job_spec import JobSpec
@@ -142,6 +143,8 @@ def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile
     version = file.versions.get("tf4slurm")
     if state == REQUEUED:
         reason = "was requeued and does not run yet. Add workers when it runs"
+    elif state == FORGOTTEN:
+        reason = "has no result, and Slurm does not know it any more. No worker can join it"
     elif state:
         reason = f"has ended ({state}). No worker can join it"
     elif not can_grow(file.counts):
@@ -157,12 +160,12 @@ def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile
 
 
 def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
-    """Return the final state of a run, or "" if it has not ended. Query Slurm only if status.json is old."""
+    """Return the state of a run that has ended or is forgotten, or else "". Query Slurm only if status.json is old."""
     launcher = file.process
     is_lost = launcher is not None and launcher.host == os.uname().nodename and not launcher.is_alive()
     result = files.run.read(ResultFile)  # after `is_lost`: the launcher may end in between
     age = files.status_age_seconds
     if result is None and not is_lost and age is not None and age > files.status.stale_seconds:
         (status,) = StatusReader([job]).read()
-        return status.state if status.has_ended else ""
+        return "" if status.can_change else status.state
     return result.state if result is not None else "LOST" if is_lost else ""

@@ -80,7 +80,8 @@ def check_command(spec: JobSpec) -> None:
     """Check that the files that a job needs to start exist, and that its program is executable.
 
     These are the working directory, the archive of --stage-env, the program, and a script (.py or .sh) that the program
-    runs if it is Python or a shell. With --container, the image is checked in place of the program and the script.
+    runs if it is Python or a shell. With --container, the image is checked in place of the program and the script. The
+    command of each element of a job array is checked.
 
     Raises:
         CommandError: The program, script, image or working directory does not exist, the program is not executable, or
@@ -102,7 +103,8 @@ def check_command(spec: JobSpec) -> None:
             raise CommandError(f"The image {spec.container!r} of --container does not exist.", command=spec.command)
         check_bindable((Path.cwd(), spec.runs_directory.absolute() / spec.name), spec.command)
         return
-    _check_program(spec.command)
+    for command in {(each[0], _find_script(each)): each for each in spec.commands}.values():
+        _check_program(command)
     if spec.data_workers:
         _check_program((spec.data_service_python,))
 

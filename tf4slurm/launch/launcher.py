@@ -42,6 +42,7 @@ from tf4slurm.launch.suspension import handle_suspension
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.commands import query_resources
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
@@ -240,6 +241,7 @@ class Launcher:
             command=spec.command,
             arguments=self._arguments,
             directory=os.getcwd(),
+            labels=spec.labels,
             counts=spec.counts,
             grace_period_seconds=spec.grace_period_seconds,
             options=spec.to_json(),
@@ -296,7 +298,7 @@ class Launcher:
     def _write_resources(self, job_id: str) -> None:
         """Write the allocation to slurm.json, because Slurm forgets a job a few minutes after its end."""
         try:
-            self._run_directory.write(query_resources(job_id))
+            self._run_directory.write(query_resources(JobId.parse(job_id)))
         except (LaunchError, RunDirectoryError) as error:
             logger.info("slurm.json is not written: %s", error)
 

@@ -17,6 +17,7 @@ from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.slurm.commands import exclude_nodes, forbid_requeue, query_job, requeue_job
+from tf4slurm.slurm.job_id import JobId
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +32,13 @@ class Requeue:
     time limit.
 
     Attributes:
-        array_element: The id of this job in a job array, or None outside of an array. Requests to Slurm use this id,
-            because with the id of the array Slurm would requeue all jobs of the array.
+        job_id: The id of the job. For an element of a job array it is the element's own.
         restart_count: The number of requeues until now.
     """
 
-    job_id: str
+    job_id: JobId
     limit: int
-    array_element: str | None = None
     restart_count: int = 0
-
-    @property
-    def _slurm_id(self) -> str:
-        return self.array_element or self.job_id
 
     def find_obstacle(self) -> str | None:
         """Return a warning for the user if Slurm perhaps cannot requeue this job. Otherwise return None.
@@ -51,7 +46,7 @@ class Requeue:
         Also return one if Slurm does not requeue at a preemption. Call this method when the job starts.
         """
         try:
-            job = query_job(self._slurm_id)
+            job = query_job(self.job_id)
         except LaunchError as error:
             return f"It is unknown whether the job can be requeued: {error}"
         if not job.is_batch:
@@ -79,7 +74,7 @@ class Requeue:
                 logger.warning("the job is not requeued after SIGHUP: let --signal send USR1 or TERM")
             return None
         try:
-            job = query_job(self._slurm_id)
+            job = query_job(self.job_id)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return None
@@ -101,13 +96,13 @@ class Requeue:
         nodes than `excluded_nodes`.
         """
         try:
-            requeue_job(self._slurm_id)
+            requeue_job(self.job_id)
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return False
         if excluded_nodes:  # only now, because Slurm refuses it for a running job
             try:
-                exclude_nodes(self._slurm_id, excluded_nodes)
+                exclude_nodes(self.job_id, excluded_nodes)
             except LaunchError as error:
                 logger.warning("%s may be used again: %s", ", ".join(excluded_nodes), error)
         return True
@@ -132,7 +127,7 @@ class Requeue:
         if self.restart_count == 0:
             return
         try:
-            forbid_requeue(self._slurm_id)
+            forbid_requeue(self.job_id)
         except LaunchError as error:
             logger.warning("Slurm may run the job again: %s", error)
 
@@ -141,8 +136,8 @@ class Requeue:
 
         The runs have the run directories NAME-ID, NAME-ID-2 and so on.
         """
-        first = re.sub(rf"(-{re.escape(self.job_id)})-\d+$", r"\1", run_directory.path.name)
-        job = KnownJob(self.job_id, first, str(run_directory.path.parent))
+        first = re.sub(rf"(-{re.escape(str(self.job_id))})-\d+$", r"\1", run_directory.path.name)
+        job = KnownJob(str(self.job_id), first, str(run_directory.path.parent))
         results = map(_read_result, job.run_directories)
         return [result for result in results if result is not None and result.requeued == "time limit"]
 

@@ -23,7 +23,7 @@ from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.network.isolation import isolate
-from tf4slurm.network.ports import format_ports
+from tf4slurm.network.ports import format_ranges
 from tf4slurm.slurm.commands import query_allocation
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step
 from tf4slurm.spec.batch_spec import parse_pairs
@@ -95,7 +95,7 @@ def run_job(
             interface_address(spec.interface, own_node_name(environ))
     _warn(spec, allocation, isolated=isolated)
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher handles them
-    job_id = allocation.job_id if allocation else None
+    job_id = str(allocation.job_id) if allocation else None
     name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
     register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
@@ -103,7 +103,7 @@ def run_job(
         Path(answer).write_bytes(os.fsencode(run_directory.path))
     requeue = None
     if allocation is not None and spec.requeue is not None:
-        requeue = Requeue(allocation.job_id, spec.requeue, allocation.array_element, allocation.restart_count)
+        requeue = Requeue(allocation.job_id, spec.requeue, allocation.restart_count)
     spawner = _make_spawner(spec, environ, allocation)
     terminal = start_terminal_output(spec.num_tasks)  # last: it may start a thread, which forks do not copy
     try:
@@ -154,6 +154,6 @@ def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | N
     requested = tasks_per_host + (control_port is None or control_port in ports)
     if ports and len(ports) < requested:
         raise PlacementError(
-            f"{len(ports)} ports ({format_ports(ports)}) are too few for {tasks_per_host} tasks on one host and the "
+            f"{len(ports)} ports ({format_ranges(ports)}) are too few for {tasks_per_host} tasks on one host and the "
             f"control service. Give --ports a range of at least {requested}."
         )

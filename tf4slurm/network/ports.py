@@ -70,7 +70,7 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
         if claim is not None:
             claim.close()
     raise PortsInUseError(
-        f"None of the {len(candidates)} ports {format_ports(candidates)} is free on this host. Give another range, or "
+        f"None of the {len(candidates)} ports {format_ranges(candidates)} is free on this host. Give another range, or "
         "a larger one."
     )
 
@@ -126,14 +126,17 @@ def parse_ports(text: str) -> tuple[int, ...]:
     return tuple(ports)
 
 
-def format_ports(ports: Sequence[int]) -> str:
-    """Return ports in Slurm's notation, such as "23000-23149,23500". `parse_ports` is the inverse function."""
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return ports, or array elements, in Slurm's notation, such as "23000-23149,23500".
+
+    For ports, `parse_ports` is the inverse function.
+    """
     ranges: list[list[int]] = []
-    for port in ports:
-        if ranges and port == ranges[-1][1] + 1:
-            ranges[-1][1] = port
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            ranges.append([port, port])
+            ranges.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 

@@ -11,13 +11,16 @@ import dataclasses
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from tf4slurm.errors import LaunchError, LayoutError
 from tf4slurm.slurm.environ import HetComponent, SlurmAllocation, SlurmStep
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.nodelist import expand_nodelist
 from tf4slurm.slurm.parsing import (
     ACCOUNTING_FORMAT,
@@ -44,6 +47,7 @@ _USER_DEFAULTS = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")  # users change the
 _TIMEOUT_SECONDS = 30.0  # an answer takes 10 ms; a program gives up after Slurm's MessageTimeout (default 10 s)
 _MAX_CHARACTERS = 200  # of a command in an error message
 _MAX_IDS = 1000  # in one query: Linux allows 128 KB for an argument
+_TRANSITIONAL = "transitional state"  # scancel --verbose, before it sends a signal again
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 
@@ -188,9 +192,9 @@ def check_accounting(*, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
     _read(("sacct", "--noheader", "--allocations", "--starttime=now"), timeout_seconds)
 
 
-def query_job(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
+def query_job(job_id: JobId, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> SlurmJob:
     """Return the state of a job from the controller, with the preemption mode of the job's partition."""
-    job = _query(("scontrol", "show", "job", job_id), parse_job, timeout_seconds)
+    job = _query(("scontrol", "show", "job", str(job_id)), parse_job, timeout_seconds)
     answer = _read(("scontrol", "show", "partition", job.partition), timeout_seconds)
     partition = parse_fields(answer, "PartitionName")
     return dataclasses.replace(job, preempt_mode=partition.get("PreemptMode", ""))
@@ -201,30 +205,28 @@ def query_allocation(allocation: SlurmAllocation) -> SlurmAllocation:
 
     In a step, such as `srun --pty bash`, SLURM_NTASKS and other variables describe the step instead of the job.
     """
-    command = ("scontrol", "show", "job", allocation.job_id)
+    command = ("scontrol", "show", "job", str(allocation.job_id))
     return _query(command, lambda text: parse_allocation(allocation, text), _TIMEOUT_SECONDS)
 
 
-def query_resources(job_id: str) -> SlurmResources:
+def query_resources(job_id: JobId) -> SlurmResources:
     """Return the resources that Slurm allocated to a job, from the controller."""
-    return parse_resources(_read(("scontrol", "show", "job", job_id)))
+    return parse_resources(_read(("scontrol", "show", "job", str(job_id))))
 
 
-def query_queue(
-    job_ids: Sequence[str], *, expands_arrays: bool = False, timeout_seconds: float = _TIMEOUT_SECONDS
-) -> list[QueueEntry]:
+def query_queue(job_ids: Iterable[JobId], *, timeout_seconds: float = _TIMEOUT_SECONDS) -> list[QueueEntry]:
     """Return squeue's entries for jobs, including jobs that ended recently (within Slurm's MinJobAge).
 
-    Ids that squeue does not know have no entry. Each element of a job array has an entry, but all pending elements of
-    an array share one unless `expands_arrays` is set. The timeout is for each query of at most 1,000 ids.
+    Each element of a job array has an entry, and each component of a heterogeneous job. Ids that squeue does not know
+    have none. The timeout is for each query of at most 1,000 ids.
     """
-    expand = ("--array",) if expands_arrays else ()
+    texts = list(dict.fromkeys(str(job_id if job_id.element is not None else job_id.whole) for job_id in job_ids))
     found: list[QueueEntry] = []
-    for start in range(0, len(job_ids), _MAX_IDS):
-        ids = ",".join(job_ids[start : start + _MAX_IDS])
+    for start in range(0, len(texts), _MAX_IDS):
+        ids = ",".join(texts[start : start + _MAX_IDS])
         try:
             found += parse_queue(
-                _read(("squeue", "-h", *expand, "-t", "all", "-j", ids, "-o", SQUEUE_FORMAT), timeout_seconds)
+                _read(("squeue", "-h", "--array", "-t", "all", "-j", ids, "-o", SQUEUE_FORMAT), timeout_seconds)
             )
         except LaunchError as error:
             if "Invalid job id" not in error.stderr:  # squeue no longer lists any of these jobs
@@ -232,27 +234,60 @@ def query_queue(
     return found
 
 
-def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_seconds: float) -> list[str]:
+def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_seconds: float) -> list[JobId]:
     """Return the ids of this user's jobs whose --comment is `comment`, including recently ended jobs."""
-    command = ("squeue", "-h", "--me", "-t", "all", "-o", COMMENT_FORMAT)
+    command = ("squeue", "-h", "--me", "--array", "-t", "all", "-o", COMMENT_FORMAT)
     done = run_program(command, timeout_seconds, environ=_without_user_defaults(environ))
     return parse_comments(done.stdout, comment)
 
 
-def query_accounting(job_id: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
+def query_accounting(job_id: JobId, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
     """Return Slurm's state and the exit code of a job from sacct, or None if sacct does not know the job."""
-    command = ("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ACCOUNTING_FORMAT)
+    command = ("sacct", "-n", "-X", "-P", "-j", str(job_id), "-o", ACCOUNTING_FORMAT)
     return parse_accounting(_read(command, timeout_seconds))
 
 
-def signal_batch(job_id: str, signal_name: str) -> None:
-    """Send a signal, such as "USR1", to a job's batch script only. The script becomes the launcher (`exec`)."""
-    _read(("scancel", f"--signal={signal_name}", "--batch", job_id))
+def signal_batch(job_id: JobId, signal_name: str) -> None:
+    """Send a signal, such as "USR1", to a job's batch script once. The script becomes the launcher (`exec`).
+
+    Slurm 22.05 delivers the signal to an element of an array that has pending siblings, but answers that the job is
+    "in transitional state". scancel would send the signal again, up to 10 times. Therefore it is ended at this answer.
+    """
+    command = ("scancel", "--verbose", f"--signal={signal_name}", "--batch", str(job_id))
+    environ = _without_user_defaults(os.environ)
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environ
+        )
+    except OSError as error:
+        raise LaunchError(f"{_shorten(command)} cannot be started: {error}.", command=command, returncode=-1) from error
+    timer = threading.Timer(_TIMEOUT_SECONDS, process.kill)
+    timer.daemon = True
+    timer.start()
+    lines = []
+    with process:
+        for line in process.stderr or ():
+            lines.append(line)
+            if _TRANSITIONAL in line:
+                process.kill()
+                timer.cancel()
+                return
+    timer.cancel()
+    if process.returncode != 0:
+        words = "".join(lines).strip()[-500:]
+        message = f"{_shorten(command)} exited with code {process.returncode}: {words}"
+        if process.returncode == -signal.SIGKILL:
+            message = f"{_shorten(command)} timed out after {_TIMEOUT_SECONDS:g} s. Try again."
+        raise LaunchError(message, command=command, returncode=process.returncode, stderr="".join(lines))
 
 
-def cancel_job(*job_ids: str) -> None:
-    """Cancel jobs. Pending jobs leave the queue, and the processes of running jobs are ended."""
-    _read(("scancel", *job_ids))
+def cancel_job(*job_ids: JobId) -> None:
+    """Cancel jobs. Pending jobs leave the queue, and the processes of running jobs are ended.
+
+    scancel's filter --state is not used: for one pending element, Slurm 22.05 then cancels all pending ones.
+    """
+    for start in range(0, len(job_ids), _MAX_IDS):
+        _read(("scancel", *map(str, job_ids[start : start + _MAX_IDS])))
 
 
 def cancel_step(step: SlurmStep) -> None:
@@ -260,18 +295,18 @@ def cancel_step(step: SlurmStep) -> None:
     _read(("scancel", f"{step.job_id}.{step.step_id}"))
 
 
-def requeue_job(job_id: str) -> None:
+def requeue_job(job_id: JobId) -> None:
     """Return a running batch job to the queue. Slurm ends the processes of the job."""
-    _read(("scontrol", "requeue", job_id))
+    _read(("scontrol", "requeue", str(job_id)))
 
 
-def exclude_nodes(job_id: str, nodes: Sequence[str]) -> None:
+def exclude_nodes(job_id: JobId, nodes: Sequence[str]) -> None:
     """Exclude nodes from a pending job, in addition to those of its --exclude."""
     excluded = query_job(job_id).excluded_nodes
     _read(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(filter(None, (excluded, *nodes)))}"))
 
 
-def forbid_requeue(job_id: str) -> None:
+def forbid_requeue(job_id: JobId) -> None:
     """Forbid Slurm to requeue a job."""
     _read(("scontrol", "update", f"JobId={job_id}", "Requeue=0"))
 

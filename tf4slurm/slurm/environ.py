@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from tf4slurm.errors import LayoutError, SlurmEnvironmentError
 from tf4slurm.network.ports import parse_ports
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.layout import deal_ranks, join_components, shorten, split_components
 from tf4slurm.slurm.nodelist import MAX_NODES, expand_nodelist
 
@@ -154,22 +155,20 @@ class SlurmAllocation:
     """The resources that Slurm allocated to a job.
 
     Attributes:
+        job_id: Id of the job; of the element in a job array.
         num_tasks: Number of requested tasks. None if the job, or a component of it, requested only nodes.
         cpus_per_task: Requested CPUs per task, or None without a request. Since Slurm 22.05 srun does not take this
             number from the job, so it must be passed on as --cpus-per-task.
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
-        array_element: Id of this element of a job array, such as "38_2"; None for any other job. One of the elements
-            has the id of the whole array as its `job_id`.
         num_nodes: Number of nodes (of the first component in a heterogeneous job); None if Slurm does not set it.
     """
 
-    job_id: str
+    job_id: JobId
     num_tasks: int | None
     cpus_per_task: int | None
     components: tuple[HetComponent, ...] = ()
     restart_count: int = 0
-    array_element: str | None = None
     num_nodes: int | None = None
 
     @classmethod
@@ -179,24 +178,23 @@ class SlurmAllocation:
         Raises:
             SlurmEnvironmentError: A variable is invalid.
         """
-        job_id = environ.get(_JOB_ID)
-        if not job_id:
+        own_number = _optional(environ, _JOB_ID, _number, None)
+        if own_number is None:
             return None
         size = 0  # _HET_SIZE alone can come from a heterogeneous job that submitted this job
-        if environ.get(f"{_JOB_ID}_HET_GROUP_0") == job_id:
+        if environ.get(f"{_JOB_ID}_HET_GROUP_0") == str(own_number):
             size = _optional(environ, _HET_SIZE, _num_components, 0)
         components = tuple(_component(environ, f"_HET_GROUP_{number}") for number in range(size))
         whole = _component(environ, "")
         counts = [component.num_tasks for component in components or (whole,)]
-        array = environ.get("SLURM_ARRAY_JOB_ID")
+        array = _optional(environ, "SLURM_ARRAY_JOB_ID", _number, None)
         element = _optional(environ, "SLURM_ARRAY_TASK_ID", _number, None)
         return cls(
-            job_id,
+            JobId(own_number) if array is None or element is None else JobId(array, (element,)),
             num_tasks=None if None in counts else sum(filter(None, counts)),
             cpus_per_task=whole.cpus_per_task,
             components=components,
             restart_count=_optional(environ, _RESTART_COUNT, _number, 0),
-            array_element=f"{array}_{element}" if array and element is not None else None,
             num_nodes=_optional(environ, "SLURM_JOB_NUM_NODES", _number, None),
         )
 
@@ -229,6 +227,8 @@ class SlurmStep:
     checks the variables that every task needs.
 
     Attributes:
+        job_id: The number that Slurm gives to this job, element or component alone, as text. With `step_id` it is the
+            id of the step. `SlurmAllocation.job_id` is the id by which the job is known.
         rank: 0-based rank in the step.
         local_rank: 0-based rank among the tasks on this node.
         node_name: Slurm's name of the node, which may differ from the host name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.job_id import JobId
 
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
 COMMENT_FORMAT = "%i|%k"
@@ -22,7 +24,6 @@ ENDED_STATES = {
 """The state that tf4slurm shows for an ended job, by Slurm's state of the job."""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
-_JOB_ID = re.compile(r"\d+(_\d+|_\[[\d,:.%-]*\]|\+\d+)?")  # also 38_2, 38+1, 38_[0-98:2%4], 38_[1,3,5,...]
 _STATE = re.compile(r"[A-Z_]+")
 _ACCOUNTING_LINE = re.compile(r"^(?P<state>[A-Z_]+)\+?( by \d+)?\|(?P<codes>\d+:\d+)\s*$", re.MULTILINE)
 _REASONS = {
@@ -98,12 +99,12 @@ class SlurmResources:
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job, or an element of a job array, as squeue prints it.
+    """A job, an element of a job array, or a component of a heterogeneous job, as squeue prints it.
 
     `elapsed` and `limit` are durations such as "1-02:30:00". `start` is a time such as "2026-11-21T10:21:07".
     """
 
-    job_id: str
+    job_id: JobId
     state: str
     reason: str
     elapsed: str
@@ -187,20 +188,27 @@ def parse_resources(text: str) -> SlurmResources:
 
 def parse_queue(text: str) -> list[QueueEntry]:
     """Parse the output of squeue in `SQUEUE_FORMAT`."""
-    rows = ([field.strip() for field in line.split("|")] for line in text.splitlines())
-    return [
-        QueueEntry(*row) for row in rows if len(row) == 7 and _JOB_ID.fullmatch(row[0]) and _STATE.fullmatch(row[1])
-    ]
+    found = []
+    for line in text.splitlines():
+        job_id, *fields = (field.strip() for field in line.split("|"))
+        if len(fields) == 6 and _STATE.fullmatch(fields[0]):
+            with contextlib.suppress(ValueError):
+                found.append(QueueEntry(JobId.parse(job_id), *fields))
+    return found
 
 
-def parse_comments(text: str, comment: str) -> list[str]:
+def parse_comments(text: str, comment: str) -> list[JobId]:
     """Return the ids of the jobs with this comment, from the output of squeue in `COMMENT_FORMAT`.
 
     An id is that of the whole job, without the element of an array or the component of a heterogeneous job.
     """
-    rows = (line.strip().partition("|") for line in text.splitlines())
-    ids = (re.split(r"[_+]", job_id)[0] for job_id, _, found in rows if found == comment and _JOB_ID.fullmatch(job_id))
-    return list(dict.fromkeys(ids))
+    found: dict[JobId, None] = {}
+    for line in text.splitlines():
+        job_id, _, own = line.strip().partition("|")
+        if own == comment:
+            with contextlib.suppress(ValueError):
+                found[JobId.parse(job_id).whole] = None
+    return list(found)
 
 
 def parse_accounting(text: str) -> tuple[str, int] | None:

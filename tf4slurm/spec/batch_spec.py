@@ -17,13 +17,24 @@ from tf4slurm.errors import OptionError
 from tf4slurm.placement import sum_text
 from tf4slurm.spec.job_spec import JobSpec, check_exclusive
 from tf4slurm.spec.options import option, options_by_key, options_of
+from tf4slurm.spec.points import (
+    ArrayElement,
+    check_indices,
+    check_points,
+    fill_point,
+    format_labels,
+    make_points,
+    parse_array,
+    parse_grid,
+    parse_labels,
+)
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _JOB = re.compile(r"\d+(_\d+)?")
-_RANGE = re.compile(r"(?P<first>\d{1,9})(-(?P<last>\d{1,9})(:[1-9]\d{0,8})?)?")
 _SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _TIME = re.compile(r"((?P<days>\d+)d)?((?P<hours>\d+)h)?((?P<minutes>\d+)m)?((?P<seconds>\d+)s)?")
+_LINE_LABEL = "arguments"  # the name of the label that shows a line of --array-args
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
 
@@ -71,6 +82,8 @@ class BatchSpec(JobSpec):
         program: Command that runs the submitting tf4slurm.
         made_by: The command line that created this value; empty for a Python program.
         array_lines: The arguments of each element of the job array, read from `array_args`.
+        points: The varied arguments of each element of the job array by name, made from `grid` (`points.make_points`).
+            A Python program may give them in place of `grid`, such as those of `points.random_points`.
 
     Raises:
         OptionError: A value is invalid, or two options exclude each other.
@@ -116,7 +129,19 @@ class BatchSpec(JobSpec):
         None,
         "File of arguments: element k of the array appends those of line k, from 0, to the command. Blank lines and "
         "lines that start with # are left out.",
+        excludes=("grid",),
         group="Files",
+    )
+    grid: tuple[str, ...] = option(
+        (),
+        "Values of an argument: a job array runs each combination. {NAME} in the command is filled in, else "
+        "--NAME=VALUE is appended. Repeatable.",
+        metavar="NAME=VALUE,VALUE",
+        excludes=("array_args", "het"),
+        group="Slurm",
+    )
+    at_most: int | None = option(
+        None, "Maximum number of elements of the job array that run at once.", minimum=1, group="Slurm"
     )
     sbatch: tuple[str, ...] = option((), "Any other option of sbatch. Repeatable.", metavar="K=V", group="Slurm")
     no_sbatch: tuple[str, ...] = option((), "Remove an option of sbatch. Repeatable.", metavar="K", group="Slurm")
@@ -152,13 +177,17 @@ class BatchSpec(JobSpec):
     single: bool = option(
         False,
         "One task that runs COMMAND alone: no ps, no cluster.",
-        excludes=("ps", "workers", "evaluators", "data_workers", "chief", "placement", "het", "requeue", "container"),
+        excludes=(
+            *("ps", "workers", "evaluators", "data_workers", "chief", "placement", "het", "requeue", "container"),
+            "label",
+        ),
         group="Roles",
     )
     directory: Path | None = None
     program: tuple[str, ...] = field(default_factory=own_program)
     made_by: tuple[str, ...] = ()
     array_lines: tuple[tuple[str, ...], ...] = ()
+    points: tuple[Mapping[str, str], ...] = ()
 
     @property
     def sbatch_options(self) -> dict[str, str]:
@@ -179,6 +208,33 @@ class BatchSpec(JobSpec):
     def srun_options(self) -> dict[str, str]:
         """The requested options of srun (--srun) by long name, such as {"cpu-bind": "cores"}."""
         return parse_pairs("srun", self.srun)
+
+    @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """The command of each element of the job array. Without varied arguments, `command` is the only one."""
+        if self.points:
+            return tuple(fill_point(self.command, point) for point in self.points)
+        return tuple((*self.command, *line) for line in self.array_lines) or (self.command,)
+
+    @property
+    def varied(self) -> tuple[Mapping[str, str], ...]:
+        """The names and values that differ between the elements of the job array, such as {"lr": "0.1"}, by index.
+
+        With --array-args the name is "arguments", and the value is the line. Without varied arguments the tuple is
+        empty.
+        """
+        return self.points or tuple({_LINE_LABEL: shlex.join(line)} for line in self.array_lines)
+
+    @property
+    def elements(self) -> tuple[ArrayElement, ...]:
+        """The elements of the job array with their labels: those of --label, and the varied arguments.
+
+        If the job is no array, the tuple is empty.
+        """
+        labels, varied = self.labels, self.varied
+        array = self.sbatch_options.get("array", f"0-{len(varied) - 1}" if varied else "")
+        indices = parse_array(array) if array else []
+        return tuple(ArrayElement(index, {**labels, **(varied[index] if varied else {})}) for index in indices)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -217,14 +273,18 @@ class BatchSpec(JobSpec):
         for text in self.env:
             if not _VARIABLE.match(text):
                 raise OptionError(f"--env {text!r}: expected NAME=VALUE with the name of a variable.", option="env")
+        parse_grid(self.grid)
 
     def _check(self) -> None:
         if self.array_args is not None and not self.array_lines:
             self._set(array_lines=_read_array_lines(self.array_args))
+        points = self.points or (make_points(parse_grid(self.grid)) if self.grid else ())
+        self._set(points=check_points(points))
         self._check_sbatch()
+        self._check_array()
         self._require_command()
         if self.single:
-            for name in sorted(placeholders_in(self.command)):
+            for name in sorted(placeholders_in(self.command_words)):
                 text = f"--single has no cluster to fill in {{{name}}} from: leave one of the two out."
                 raise OptionError(text, option="single")
             return
@@ -245,8 +305,21 @@ class BatchSpec(JobSpec):
             check_exclusive(BatchSpec, {fields[key].name: value for key, value in found.items() if key in fields})
         if self.ps_sbatch and not self.het:
             raise OptionError("--ps-sbatch is for the ps of a heterogeneous job. Give --het too.", option="ps-sbatch")
-        if "array" in options and self.array_lines:
-            _check_array(options["array"], len(self.array_lines))
+
+    def _check_array(self) -> None:
+        array = self.sbatch_options.get("array", "")
+        if self.points and self.array_lines:
+            raise OptionError("Points and lines of arguments exclude each other. Leave one out.", option="grid")
+        if self.at_most is not None and not array and not self.varied:
+            text = f"--at-most {self.at_most} is for a job array. Give --grid, --array-args or --array too."
+            raise OptionError(text, option="at-most")
+        if self.at_most is not None and "%" in array:
+            text = f"--at-most {self.at_most} and the % in --array {array} are the same option. Leave one out."
+            raise OptionError(text, option="at-most")
+        if array:
+            check_indices(array, len(self.varied), "--grid" if self.points else "--array-args")
+        if self.varied:
+            parse_labels((*self.label, *format_labels(self.varied[0])))
 
     def _fill_counts(self, available: int | None) -> dict[str, int]:
         return {"worker": 1} if self.single else super()._fill_counts(available)
@@ -300,24 +373,6 @@ def _available_tasks(options: Mapping[str, str]) -> int | None:
         if all(text.isdecimal() and len(text) < 10 for text in texts):
             return math.prod(map(int, texts))
     return None
-
-
-def _check_array(value: str, num_lines: int) -> None:
-    """Check that --array-args has a line for each element of --array.
-
-    `value` is that of --array, such as "0-9%2". `num_lines` is the number of lines of --array-args.
-    """
-    for item in value.partition("%")[0].split(","):
-        match = _RANGE.fullmatch(item)
-        if match is None:
-            raise OptionError(f"--array {value!r} is not numbers and ranges, such as 0-9%2.", option="array")
-        last = int(match["last"] or match["first"])
-        if last >= num_lines:
-            raise OptionError(
-                f"--array {value} has an element {last}, but --array-args has lines for the elements 0 to "
-                f"{num_lines - 1}. Blank lines and comments do not count.",
-                option="array",
-            )
 
 
 def _read_array_lines(path: Path) -> tuple[tuple[str, ...], ...]:

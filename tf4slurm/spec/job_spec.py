@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from tf4slurm.cluster import placeholders_in, warn_of_misspelled
 from tf4slurm.errors import OptionError
-from tf4slurm.network.ports import format_ports, parse_ports
+from tf4slurm.network.ports import format_ranges, parse_ports
 from tf4slurm.placement import PACK, fill_counts, place_tasks
 from tf4slurm.spec.options import option, options_of
+from tf4slurm.spec.points import parse_labels
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,12 @@ class JobSpec:
         flags=("-J", "--job-name"),
         group="Files",
     )
+    label: tuple[str, ...] = option(
+        (),
+        "Name and value of a varied argument, shown by list and reports. Repeatable.",
+        metavar="NAME=VALUE",
+        group="Files",
+    )
     runs_directory: Path = option(
         Path("runs"), "Directory of the run directories; all hosts must share it.", group="Files"
     )
@@ -113,7 +120,7 @@ class JobSpec:
         "Ports to choose from, such as 61000-61099.",
         metavar="PORTS",
         parse=parse_ports,
-        format=format_ports,
+        format=format_ranges,
         group="Network",
     )
     control_port: int | None = option(
@@ -238,6 +245,7 @@ class JobSpec:
             raise OptionError(
                 f"--name {self.name!r} has a slash, and files are named after it. Omit the slash.", option="name"
             )
+        parse_labels(self.label)
 
     def _check(self) -> None:
         """Check the rules about several options, such as that --spares needs --max-attempts."""
@@ -256,8 +264,8 @@ class JobSpec:
                 f"--max-attempts {self.spares + 1}.",
                 option="max-attempts",
             )
-        placeholders = placeholders_in(self.command)
-        if self.chief and "worker_hosts" in placeholders and "chief_hosts" not in placeholders:
+        placeholders = [placeholders_in(command) for command in self.commands]
+        if self.chief and any("worker_hosts" in each and "chief_hosts" not in each for each in placeholders):
             raise OptionError(
                 "The command has {worker_hosts} but not {chief_hosts}: no list would contain the chief. If worker 0 "
                 "is the chief in the script, give --no-chief, else add {chief_hosts}.",
@@ -271,6 +279,21 @@ class JobSpec:
             )
         if self.workers is not None:
             place_tasks(self.counts, self.placement, [""] * self.num_tasks)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The names and values of the varied arguments (--label)."""
+        return parse_labels(self.label)
+
+    @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that the job runs: `command`, or in a job array that of each element."""
+        return (self.command,)
+
+    @property
+    def command_words(self) -> tuple[str, ...]:
+        """The words of all `commands`, without duplicates."""
+        return tuple(dict.fromkeys(word for command in self.commands for word in command))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -317,7 +340,7 @@ class JobSpec:
 
     def warn_of_mistakes(self) -> None:
         """Log a warning for each option that is valid, but often given by mistake."""
-        warn_of_misspelled(self.command)
+        warn_of_misspelled(self.command_words)
         if self.chief and self.ps == 0 and self.workers:
             logger.warning(
                 "--ps 0 with a chief: the chief and %d workers make %d processes that train. A script with "

@@ -13,6 +13,7 @@ from tf4slurm.errors import OptionError
 from tf4slurm.placement import PACK, SPREAD, parse_roles
 from tf4slurm.slurm.parsing import parse_time_limit
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
+from tf4slurm.spec.points import format_labels
 from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 
 _SIGNAL_BEFORE_LIMIT = "USR1@120"  # the default with --requeue
@@ -42,7 +43,7 @@ def make_script(spec: BatchSpec) -> str:
         "\n#SBATCH hetjob\n".join(_directives(options) for options in components),
         _output(spec, is_array="array" in components[0]),
         _environment(spec),
-        _array(spec.array_lines),
+        _array(spec),
         _filled_in(spec),
         _end(_command(spec), spec.epilogue),
     ]
@@ -99,35 +100,49 @@ def _environment(spec: BatchSpec) -> str:
     return "\n".join(lines)
 
 
-def _array(lines: Sequence[Sequence[str]]) -> str:
-    if not lines:
+def _array(spec: BatchSpec) -> str:
+    """Return the lines that set the variables `labels`, and `command` or `arguments`, for this element of the array.
+
+    If the elements have no varied arguments, return "".
+    """
+    if not spec.varied:
         return ""
-    cases = [f"  {number}) arguments=({quote(words)}) ;;" for number, words in enumerate(lines)]
-    unknown = '  *) echo "--array-args has no line for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;'
+    name, values = ("command", spec.commands) if spec.points else ("arguments", spec.array_lines)
+    cases = []
+    for index, (varied, words) in enumerate(zip(spec.varied, values, strict=True)):
+        labels = quote([word for text in format_labels(varied) for word in ("--label", text)])
+        start = f"  {index})" if spec.single else f"  {index}) labels=({labels})"
+        cases.append(f"{start} {name}=({quote(words)}) ;;")
+    unknown = '  *) echo "This script has no element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;'
     return "\n".join(['case "$SLURM_ARRAY_TASK_ID" in', *cases, unknown, "esac"])
 
 
 def _filled_in(spec: BatchSpec) -> str:
     """Return a comment that shows the command of one task with its placeholders, such as {ps_hosts}, filled in.
 
-    If the command has no placeholders, return "".
+    Of a job array it is a task of element 0. If the command has no placeholders, return "".
     """
-    if not placeholders_in(spec.command):
+    command = spec.commands[0]
+    if not placeholders_in(command):
         return ""
     task = Task("worker" if spec.counts.get("worker") else "chief", 0)
     hosts = {role: ["HOST:PORT"] * count for role, count in spec.counts.items()}
-    return f"# Each task gets its own values; {task} runs:\n#   {quote(fill_in(spec.command, hosts, task))}"
+    name = f"{task} of element 0" if spec.varied else str(task)
+    return f"# Each task gets its own values; {name} runs:\n#   {quote(fill_in(command, hosts, task))}"
 
 
 def _command(spec: BatchSpec) -> str:
     srun = tuple(f"{name}={value}" if value else name for name, value in spec.srun_options.items())
     if spec.single:
-        words = [*(["srun", *(f"--{each}" for each in srun)] if srun else []), *spec.command]
+        start = quote(["srun", *(f"--{each}" for each in srun)] if srun else [])
     else:
         placement = place_by_component(spec) if spec.het else spec.placement
         options = dataclasses.replace(spec, placement=placement, srun=srun).to_arguments()
-        words = [*spec.tf4slurm, "run", "--site", "none", *options, "--", *spec.command]
-    return quote(words) + (' "${arguments[@]}"' if spec.array_lines else "")
+        labels = ' "${labels[@]}"' if spec.varied else ""
+        start = f"{quote([*spec.tf4slurm, 'run', '--site', 'none', *options])}{labels} --"
+    command = '"${command[@]}"' if spec.points else quote(spec.command)
+    arguments = '"${arguments[@]}"' if spec.array_lines else ""
+    return " ".join(part for part in (start, command, arguments) if part)
 
 
 def _end(command: str, epilogue: str) -> str:
@@ -164,8 +179,10 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
     _add_signal(options, spec)
     if spec.spares:
         options.setdefault("no-kill", "")  # else Slurm ends the job when it loses a node
-    if spec.array_lines:
-        options.setdefault("array", f"0-{len(spec.array_lines) - 1}")
+    if spec.varied:
+        options.setdefault("array", f"0-{len(spec.varied) - 1}")
+    if spec.at_most is not None:
+        options["array"] += f"%{spec.at_most}"
     if spec.after:
         others = [options["dependency"]] if "dependency" in options else []
         options["dependency"] = ",".join([f"afterok:{':'.join(spec.after)}", *others])

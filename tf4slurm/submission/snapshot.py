@@ -61,7 +61,7 @@ def take_snapshot(
     Args:
         kind: "git" for the files of `source` that git tracks, "copy" for all but .git and the run directories. See
             `_fill`.
-        command: The job's command. Its files must be in the snapshot.
+        command: The words of the job's commands. Their files must be in the snapshot.
         is_fixed: Whether a `target` that exists is an error.
 
     Raises:

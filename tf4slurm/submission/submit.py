@@ -11,16 +11,19 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
+from tf4slurm.network.ports import format_ranges
 from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
+from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
+from tf4slurm.spec.points import ArrayElement
 from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.directories import make_directories
@@ -35,6 +38,7 @@ _KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))
 # With these, a task would join the outer job, and a launcher would write to the outer job's answer file.
 _OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
+_ARRAY_LIMIT = re.compile(r"^#SBATCH --array=\S*%(?P<limit>\d+)", re.MULTILINE)
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
 _JOB_ID = re.compile(r"^(?P<job_id>\d+)(;(?P<cluster>\S+))?[ \t\r]*$", re.MULTILINE)  # sbatch --parsable
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts abbreviations
@@ -56,7 +60,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
     with contextlib.ExitStack() as made:  # after an error, what this call has made is removed
         if placed.snapshot != "none" and placed.directory is not None:
             is_fixed = spec.directory is not None
-            snapshot = take_snapshot(spec.snapshot, Path.cwd(), placed.directory, spec.command, is_fixed=is_fixed)
+            snapshot = take_snapshot(spec.snapshot, Path.cwd(), placed.directory, spec.command_words, is_fixed=is_fixed)
             made.callback(shutil.rmtree, snapshot, ignore_errors=True)
             placed = dataclasses.replace(placed, directory=snapshot)
             text = make_script(placed)
@@ -72,7 +76,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
         else:
             kept.close()
         raise
-    job = register_job(f"{spec.name}-{job_id}", placed.runs_directory, environ, job_id)
+    job = register_job(f"{spec.name}-{job_id}", placed.runs_directory, environ, str(job_id), spec.elements)
     try:
         os.link(draft, job.batch_script)  # never overwrites a file
         draft.unlink()
@@ -81,8 +85,10 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
     return job
 
 
-def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> KnownJob:
+def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str], elements: Sequence[int] = ()) -> KnownJob:
     """Submit the kept batch script of a job again, with `directory` as its working directory. Return the new job.
+
+    Of a job array, submit only `elements`, as a new array in which at most as many run at once as in the old one.
 
     Raises:
         UntrustedFileError: Another user could have written the script.
@@ -92,8 +98,14 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str]) -> 
     content = read_trusted(script, "Start the job again with the command you used.")
     text = content.decode("utf-8", errors="surrogateescape")
     environ = submit_environment(environ, text)
-    job_id = submit_script(text, environ, directory)
-    again = register_job(f"{job.name.removesuffix(f'-{job.job_id}')}-{job_id}", script.parent, environ, job_id)
+    limit = f"%{match['limit']}" if (match := _ARRAY_LIMIT.search(text)) else ""
+    options = (f"--array={format_ranges(elements)}{limit}",) if elements else ()
+    job_id = submit_script(text, environ, directory, options)
+    labels = {each.index: each.labels for each in job.array}
+    array = [ArrayElement(index, labels.get(index, job.labels)) for index in elements]
+    number = job.slurm_id.number if job.slurm_id is not None else ""
+    name = f"{job.whole_name.removesuffix(f'-{number}')}-{job_id}"
+    again = register_job(name, script.parent, environ, str(job_id), array)
     with contextlib.suppress(OSError):
         os.link(script, again.batch_script)
     return again
@@ -107,12 +119,12 @@ def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Check a job. Return its batch script and the environment variables of sbatch."""
-    for arguments in spec.array_lines or ((),):
-        check_program_source((*spec.command, *arguments))
+    for command in spec.commands:
+        check_program_source(command)
     if not spec.has_environment:  # the command may exist only in the job's environment
         check_command(spec)
     if not spec.single:
-        warn_of_resolver(spec.command)
+        warn_of_resolver(spec.command_words)
     spec.warn_of_mistakes()
     text = make_script(spec)
     environ = submit_environment(environ, text)
@@ -142,8 +154,12 @@ def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str
     }
 
 
-def submit_script(text: str, environ: Mapping[str, str], directory: Path | None = None) -> str:
+def submit_script(
+    text: str, environ: Mapping[str, str], directory: Path | None = None, options: Sequence[str] = ()
+) -> JobId:
     """Submit a batch script, from `directory` or the current directory. Log sbatch's warnings. Return the job's id.
+
+    `options` are options of sbatch that override those in the script.
 
     A unique comment marks the job, unless the script sets a comment. If sbatch fails or does not print exactly one id,
     squeue is queried for the job with this comment. A site's wrapper may hide the id, and Slurm may accept a job after
@@ -154,7 +170,7 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
         LaunchError: sbatch cannot be started.
     """
     comment = "" if _OWN_COMMENT.search(text) else f"tf4slurm-{secrets.token_hex(8)}"
-    command = ("sbatch", "--parsable", *([f"--comment={comment}"] if comment else []))
+    command = ("sbatch", "--parsable", *([f"--comment={comment}"] if comment else []), *options)
     clusters = match[1] if (match := _CLUSTERS.search(text)) else environ.get("SBATCH_CLUSTERS")
     queue = {**environ, "SLURM_CLUSTERS": clusters} if clusters else environ
     try:
@@ -173,11 +189,11 @@ def submit_script(text: str, environ: Mapping[str, str], directory: Path | None 
     answers = list({match["job_id"]: match for match in _JOB_ID.finditer(done.stdout)}.values())
     if len(answers) == 1:
         _warn_of_other_cluster(answers[0]["cluster"], environ)
-        return str(answers[0]["job_id"])
+        return JobId.parse(answers[0]["job_id"])
     what = f"sbatch exited with code 0, but did not print one job id: {done.stdout[-300:]!r}."
     job_id = _find_submitted(comment, queue, what, is_expected=True)
     if job_id is None and answers:  # earlier ones may be digits in a site's greeting
-        job_id = str(answers[-1]["job_id"])
+        job_id = JobId.parse(answers[-1]["job_id"])
     if job_id is None:
         unclear = RefusedError(what, command=command, returncode=0, stderr=done.stderr)
         raise _unknown_submission(unclear, comment, clusters)
@@ -191,7 +207,7 @@ def _is_refusal(error: RefusedError) -> bool:
     return error.returncode > 0 and has_reason and _NO_ANSWER.search(error.stderr) is None
 
 
-def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_expected: bool) -> str | None:
+def _find_submitted(comment: str, environ: Mapping[str, str], what: str, *, is_expected: bool) -> JobId | None:
     """Return the id of the job with this comment, and log it. Return None if squeue does not show one within 10 s.
 
     Args:

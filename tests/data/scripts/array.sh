@@ -11,10 +11,10 @@
 if [ -n "${SLURM_RESTART_COUNT:-}" ]; then exec >"slurm-${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID.$SLURM_RESTART_COUNT.out" 2>&1; fi
 
 case "$SLURM_ARRAY_TASK_ID" in
-  0) arguments=(--rate 0.1) ;;
-  1) arguments=(--words 'two words') ;;
-  2) arguments=(--plain) ;;
-  *) echo "--array-args has no line for element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;
+  0) labels=(--label 'arguments=--rate 0.1') arguments=(--rate 0.1) ;;
+  1) labels=(--label 'arguments=--words '"'"'two words'"'"'') arguments=(--words 'two words') ;;
+  2) labels=(--label arguments=--plain) arguments=(--plain) ;;
+  *) echo "This script has no element $SLURM_ARRAY_TASK_ID." >&2; exit 2 ;;
 esac
 
-exec /opt/tf4slurm/bin/tf4slurm run --site none --workers 1 --name train -- python train.py "${arguments[@]}"
+exec /opt/tf4slurm/bin/tf4slurm run --site none --workers 1 --name train "${labels[@]}" -- python train.py "${arguments[@]}"

@@ -1,0 +1,266 @@
+"""Job arrays and heterogeneous jobs in every verb, on a real Slurm."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import TF4SLURM
+from tests.processes import wait_until
+from tests.slurm.lab import SlurmLab
+from tf4slurm.errors import COMPLETED, FAILED, STOPPED
+from tf4slurm.slurm.parsing import ENDED_STATES, parse_queue
+
+SCRIPT = """
+import os, sys, time, tf4slurm
+from pathlib import Path
+index = os.environ["SLURM_ARRAY_TASK_ID"] if "SLURM_ARRAY_TASK_ID" in os.environ else "job"
+directory = Path(sys.argv[1])
+kind = sys.argv[2] if len(sys.argv) > 2 else "train"
+if os.environ["TF4SLURM_TASK"].startswith("ps"):
+    time.sleep(1000)
+print("hello from", index, "with", *sys.argv[2:], flush=True)
+if kind == "fail" and not (directory / "repaired").exists():
+    sys.exit(7)
+step = 0
+while not (directory / "finish").exists() and not (directory / f"finish-{index}").exists():
+    step += 1
+    tf4slurm.report(step=step, loss=1 / step)
+    time.sleep(0.05)
+    if tf4slurm.should_stop():
+        (directory / f"saving-{index}").touch()
+        time.sleep(2)
+        (directory / f"saved-{index}").touch()
+        break
+"""
+ROLES = ("--workers", "1", "--ps", "1", "-t", "5")
+
+
+class Sweep:
+    """Submits arrays of the script in `directory`, and calls the verbs on the login host."""
+
+    def __init__(self, lab: SlurmLab, directory: Path) -> None:
+        self.lab = lab
+        self.directory = directory
+        self._script = directory / "train.py"
+        self._script.write_text(SCRIPT)
+
+    def run(self, *arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
+        return self.lab.run(TF4SLURM, *arguments, cwd=self.directory, check=check)
+
+    def submit(self, *options: str, lines: tuple[str, ...] = ()) -> str:
+        """Submit a job, an array with one element for each of `lines`, its arguments, if there are some."""
+        arguments = self.directory / "lines"
+        arguments.write_text("\n".join(lines))
+        array = ("--array-args", str(arguments)) if lines else ()
+        command = (sys.executable, str(self._script), str(self.directory))
+        return self.run("submit", *ROLES, *array, *options, "--", *command, check=True).stdout.strip()
+
+    def status(self, job_id: str) -> dict[str, Any]:
+        found: list[dict[str, Any]] = json.loads(self.run("status", "--json", job_id, check=True).stdout)
+        return found[0]
+
+    def states(self, job_id: str) -> dict[str, str]:
+        """Return the state of each element by its id."""
+        return {each["job_id"]: each["state"] for each in self.status(job_id)["elements"]}
+
+    def wait_for_steps(self, *job_ids: str) -> None:
+        """Wait until all workers have reported a step, and thus handle a stop request."""
+
+        def has_stepped(job_id: str) -> bool:
+            return any(task["step"] for task in self.status(job_id)["tasks"])
+
+        assert wait_until(lambda: all(map(has_stepped, job_ids)), 90, poll_seconds=0.5), self.run("status").stdout
+
+    def finish(self) -> None:
+        (self.directory / "finish").touch()
+
+    def saves(self) -> tuple[set[str], set[str]]:
+        """Return the indices of the elements that have begun a save, and of those that have completed one."""
+        begun, done = (
+            {path.name.partition("-")[2] for path in self.directory.glob(f"{kind}-*")} for kind in ("saving", "saved")
+        )
+        return begun, done
+
+
+@pytest.fixture
+def sweep(lab: SlurmLab, tmp_path: Path) -> Iterator[Sweep]:
+    yield Sweep(lab, tmp_path)
+    lab.cancel_all()
+
+
+def test_each_verb_knows_whole_array_and_elements(sweep: Sweep) -> None:
+    array = sweep.submit(lines=("train --lr 0.1", "fail", "train"))
+    first, failed, last = (f"{array}_{index}" for index in range(3))
+    errors = (sweep.directory / "errors").open("w+")
+    waited = sweep.lab.popen(TF4SLURM, "wait", array, cwd=sweep.directory, stderr=errors)
+    sweep.wait_for_steps(first, last)
+    assert wait_until(lambda: sweep.states(array) == {first: "RUNNING", failed: FAILED, last: "RUNNING"}, 60), (
+        sweep.status(array)
+    )
+    shown = sweep.run("status", array).stdout
+    assert "3 elements: 1 FAILED, 2 RUNNING." in shown
+    assert re.search(rf"^{first} +arguments=train --lr 0\.1 +RUNNING +- +\d+ +loss=", shown, re.MULTILINE)
+    assert re.search(rf"^{failed} +arguments=fail +FAILED +7 ", shown, re.MULTILINE)
+    assert sweep.status(f"train-{array}_1")["exit_code"] == 7
+    assert re.search(rf"^{array} +train-{array} +1 of 3 done, 1 failed", sweep.run("list").stdout, re.MULTILINE)
+    assert re.search(rf"^{failed} +train-{failed} +FAILED +7 ", sweep.run("list", "--elements").stdout, re.MULTILINE)
+    assert "hello from 0 with train --lr 0.1\n" in sweep.run("logs", first, "worker/0").stdout
+    assert re.search(r"^2 worker/0 \| hello from 2", sweep.run("logs", array).stdout, re.MULTILINE)
+    assert waited.poll() is None
+    sweep.finish()
+    assert waited.wait(60) == 7
+    printed = (sweep.directory / "errors").read_text()
+    assert f"train-{array} 1 of 3 done, 1 failed" in printed
+    assert f"train-{array} FAILED, exit code 7. 3 elements: 2 COMPLETED, 1 FAILED." in printed
+    assert f"train-{failed} FAILED, exit code 7" in printed
+    assert f"train-{first} COMPLETED" not in printed
+
+
+def test_failed_elements_alone_are_resumed(sweep: Sweep) -> None:
+    sweep.finish()
+    array = sweep.submit("--sbatch", "array=0-2%2", lines=("train", "fail --lr 1", "train"))
+    assert sweep.run("wait", array).returncode == 7
+    (sweep.directory / "repaired").touch()
+    again = sweep.run("resume", array)
+    assert again.returncode == 0, again.stderr
+    job_id = again.stdout.strip()
+    assert sweep.run("wait", job_id).returncode == 0
+    (element,) = sweep.status(job_id)["elements"]
+    assert (element["job_id"], element["labels"]) == (f"{job_id}_1", {"arguments": "fail --lr 1"})
+    done = sweep.run("resume", job_id)
+    assert (done.returncode, "1 elements of" in done.stderr and "have completed" in done.stderr) == (2, True), (
+        done.stderr
+    )
+    single = sweep.run("resume", f"{array}_1")
+    assert single.returncode == 0, single.stderr
+    assert sweep.run("wait", single.stdout.strip()).returncode == 0
+
+
+def test_cancel_of_an_array_lets_running_elements_save_and_starts_no_other(sweep: Sweep) -> None:
+    array = sweep.submit("--array", "0-2%1", lines=("train", "train", "train"))
+    sweep.wait_for_steps(f"{array}_0")
+    done = sweep.run("cancel", array)
+    assert done.returncode == 0, done.stderr
+    assert "2 pending elements cancelled" in done.stderr
+    assert sweep.saves() == ({"0"}, {"0"})
+    assert set(sweep.states(array).values()) == {STOPPED}, sweep.status(array)
+    assert not list((sweep.directory / "runs").glob(f"train-{array}_[12]"))
+    assert sweep.run("wait", array).returncode == 130
+
+
+def test_cancel_of_one_element_lets_it_save_and_leaves_the_others(sweep: Sweep) -> None:
+    """The last element has the array's own number as its SLURM_JOB_ID."""
+    array = sweep.submit("--array", "0-3%2", lines=("train", "train", "train", "train"))
+    sweep.wait_for_steps(f"{array}_0", f"{array}_1")
+    assert sweep.run("cancel", f"{array}_0").returncode == 0
+    assert sweep.saves() == ({"0"}, {"0"})
+    assert sweep.run("cancel", f"{array}_3").returncode == 0
+    sweep.wait_for_steps(f"{array}_2")
+    states = sweep.states(array)
+    assert [states[f"{array}_{index}"] for index in range(4)] == [STOPPED, "RUNNING", "RUNNING", STOPPED]
+    numbers = sweep.lab.run("squeue", "-h", "-r", "-t", "R", "-o", "%i %A").stdout.split()
+    assert numbers[0] == f"{array}_1" or numbers[2] == f"{array}_1"
+    assert sweep.run("cancel", f"{array}_2").returncode == 0
+    assert sweep.states(array)[f"{array}_1"] == "RUNNING"
+    assert sweep.run("cancel", f"{array}_[1-1]").returncode == 0
+    assert sweep.saves() == ({"0", "1", "2"}, {"0", "1", "2"})
+    assert not list((sweep.directory / "runs").glob(f"train-{array}_3"))
+
+
+def test_unknown_elements_are_refused(sweep: Sweep) -> None:
+    sweep.finish()
+    array = sweep.submit(lines=("train", "train"))
+    plain = sweep.submit()
+    for job_id, text in {
+        f"{array}_2": f"The array train-{array} has the elements 0-1, and no element 2.",
+        f"train-{array}_9": f"The array train-{array} has the elements 0-1, and no element 9.",
+        f"{plain}_0": f"train-{plain} is no job array, so it has no element 0.",
+        f"{array}_[0-5]": f"The array train-{array} has the elements 0-1, and no element 2.",
+    }.items():
+        for verb in ("status", "cancel", "resume", "wait", "logs"):
+            done = sweep.run(verb, job_id)
+            assert (done.returncode, text in done.stderr) == (5, True), (verb, done.stderr)
+    assert sweep.run("wait", array, plain).returncode == 0
+
+
+def test_heterogeneous_job_is_one_job_in_each_verb(sweep: Sweep) -> None:
+    job_id = sweep.submit("--het")
+    sweep.wait_for_steps(job_id)
+    assert re.search(rf"^{job_id} +train-{job_id} +RUNNING", sweep.run("list").stdout, re.MULTILINE)
+    assert sweep.status(f"{job_id}+1")["job_id"] == job_id
+    resumed = sweep.run("resume", job_id)
+    assert (resumed.returncode, f"train-{job_id} is still RUNNING" in resumed.stderr) == (2, True), resumed.stderr
+    done = sweep.run("cancel", job_id)
+    assert (done.returncode, "has ended: STOPPED, exit code 130" in done.stderr) == (0, True), done.stderr
+    assert sweep.saves() == ({"job"}, {"job"})
+    assert sweep.run("wait", job_id).returncode == 130
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
+def test_states_are_true_at_every_look_and_no_save_is_cut(sweep: Sweep, seed: int) -> None:
+    """Elements fail, are cancelled, preempted and requeued at random, while their states are compared with Slurm's."""
+    chosen = random.Random(seed)
+    kinds = tuple(chosen.choice(("train", "train", "fail")) for _ in range(12))
+    array = sweep.submit("--array", "0-11%4", "--requeue", "3", "--grace-period", "20", lines=kinds)
+    ended: dict[str, str] = {}
+    cancelled: set[str] = set()
+    deadline = time.monotonic() + 300
+    for number in itertools.count():
+        before = _queue(sweep.lab, array)
+        states = sweep.states(array)
+        _check_look(states, ended, before, _queue(sweep.lab, array))
+        ended = {job_id: state for job_id, state in states.items() if state in (COMPLETED, FAILED, STOPPED)}
+        if len(ended) == 12:
+            break
+        assert time.monotonic() < deadline, states
+        running = [job_id for job_id, state in states.items() if state == "RUNNING"]
+        victim = chosen.choice(running) if running and chosen.random() < 0.5 else None
+        if victim is not None and any(task["step"] for task in sweep.status(victim)["tasks"]):
+            if chosen.random() < 0.5:
+                (sweep.directory / f"finish-{victim.partition('_')[2]}").touch()
+            elif len(cancelled) < 3:
+                cancelled.add(victim)
+                assert sweep.run("cancel", victim).returncode == 0
+            else:
+                sweep.lab.run("scancel", "--signal=USR1", "--batch", victim)  # as before a time limit
+        if number > 40:
+            sweep.finish()
+        time.sleep(0.5)
+    for index, kind in enumerate(kinds):
+        job_id = f"{array}_{index}"
+        expected = (STOPPED, COMPLETED) if job_id in cancelled else (FAILED,) if kind == "fail" else (COMPLETED,)
+        assert ended[job_id] in expected, (job_id, ended)
+    begun, done = sweep.saves()
+    assert begun == done
+    assert sweep.run("wait", array).returncode == 7
+
+
+def _check_look(states: dict[str, str], ended: dict[str, str], before: dict[str, str], after: dict[str, str]) -> None:
+    """Compare the states of 12 elements with Slurm's before and after the look, and with those that ended earlier."""
+    assert len(states) == 12
+    for job_id, state in states.items():
+        assert ended.get(job_id, state) == state, "an ended element does not change"
+        slurm = {before.get(job_id, "gone"), after.get(job_id, "gone")}
+        if slurm == {"PENDING"}:
+            assert state == "PENDING", (job_id, state)
+        elif slurm == {"RUNNING"}:
+            assert state in ("RUNNING", COMPLETED, FAILED, STOPPED), (job_id, state)  # or its result was just written
+        elif slurm <= {*ENDED_STATES, "gone"}:
+            assert state in (COMPLETED, FAILED, STOPPED), (job_id, state)
+
+
+def _queue(lab: SlurmLab, array: str) -> dict[str, str]:
+    done = lab.run("squeue", "-h", "--array", "-t", "all", "-j", array, "-o", "%i|%T|%r|%M|%l|%S|%N")
+    return {str(entry.job_id): entry.state for entry in parse_queue(done.stdout)}
