@@ -2,6 +2,7 @@
 
 In notebooks and programs that start jobs:
     Job                      one job: its options, run() or submit(), status(), wait(), logs(), report()
+    Sweep                    one job for each point of a grid; random_points, Uniform, LogUniform make random points
     run, submit, script      start a job described by a JobSpec or BatchSpec, or return its batch script
     status, logs, wait, cancel, resume, list_jobs, make_report
                              watch and control jobs; they return JobStatus, LogLine and KnownJob
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
     from tf4slurm.server_dictionary import get_server_dictionary as get_server_dictionary
     from tf4slurm.spec.batch_spec import BatchSpec as BatchSpec
     from tf4slurm.spec.job_spec import JobSpec as JobSpec
+    from tf4slurm.spec.points import LogUniform as LogUniform
+    from tf4slurm.spec.points import Uniform as Uniform
+    from tf4slurm.spec.points import random_points as random_points
+    from tf4slurm.sweep import Sweep as Sweep
     from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
 
@@ -79,6 +84,8 @@ _NAMES = {
     "tf4slurm.scripts.data_shards": "data_shards",
     "tf4slurm.server_dictionary": "get_server_dictionary",
     "tf4slurm.spec.job_spec": "JobSpec",
+    "tf4slurm.spec.points": "LogUniform Uniform random_points",
+    "tf4slurm.sweep": "Sweep",
     "tf4slurm.tensorflow.local_cluster": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
 }

@@ -9,6 +9,7 @@ UnknownJobError is raised. If a newer version of tf4slurm wrote the job's files,
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import subprocess
@@ -23,6 +24,7 @@ from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitT
 from tf4slurm.jobs.cancellation import cancel_known
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jobs
+from tf4slurm.jobs.run_directory import RunDirectory, write_report
 from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import FORGOTTEN, JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
@@ -30,6 +32,7 @@ from tf4slurm.slurm.job_id import JobId
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 if TYPE_CHECKING:
+    from tf4slurm.reports.runs import Run
     from tf4slurm.spec.batch_spec import BatchSpec
     from tf4slurm.spec.job_spec import JobSpec
 
@@ -388,51 +391,76 @@ def _read_trusted(known: KnownJob) -> JobFile:
 
 
 def make_report(
-    job: str | KnownJob | None = None,
-    path: str | os.PathLike[str] | None = None,
-    *,
-    compare_with: str | KnownJob | None = None,
+    job: str | KnownJob | Sequence[str | KnownJob] | None = None, path: str | os.PathLike[str] | None = None
 ) -> Path:
-    """Write the report of a running or ended job. Return its path.
+    """Write the report of a running or ended job, or a page that compares many jobs. Return its path.
 
     Args:
-        path: Output file, by default report.html in the run directory, or with `compare_with` comparison.html. A .svg
-            or .png file is a picture of the timeline and the charts.
-        compare_with: Another job. If it is given, the report is a page that compares both jobs.
+        job: The job. Several jobs, and a job array or sweep, get one page with a table and the curves of all.
+        path: Output file, by default report.html in the run directory. For several jobs it is comparison.html in the
+            run directory of the first one, and for an array NAME.html beside the run directories. A .svg or .png file
+            is a picture of the timeline and the charts of one job.
 
     Raises:
         RunDirectoryError: A job has no run directory, or `path` cannot be written or has an unknown suffix.
         MissingDependencyError: A picture needs matplotlib: pip install "tf4slurm[plot]".
     """
-    run = latest_run(find(job))
-    default = "report.html" if compare_with is None else "comparison.html"
-    where = run.path / default if path is None else Path(path).absolute()
-    return run.write_report(render_report(job, where, compare_with=compare_with), where)
+    jobs = _find_all(job)
+    if path is not None:
+        where = Path(path).absolute()
+    elif len(jobs) == 1 and jobs[0].array:
+        where = Path(jobs[0].runs_directory) / f"{jobs[0].name}.html"
+    else:
+        where = latest_run(jobs[0]).path / ("report.html" if len(jobs) == 1 else "comparison.html")
+    content = render_report(jobs, where)
+    if len(jobs) == 1 and not jobs[0].array:
+        return latest_run(jobs[0]).write_report(content, where)
+    return write_report(content, where)
 
 
 def render_report(
-    job: str | KnownJob | None = None,
-    path: str | os.PathLike[str] = "report.html",
-    *,
-    compare_with: str | KnownJob | None = None,
+    job: str | KnownJob | Sequence[str | KnownJob] | None = None, path: str | os.PathLike[str] = "report.html"
 ) -> bytes:
     """Return the content that `make_report` would write to `path`, whose suffix determines the format."""
-    from tf4slurm.reports.comparison import make_comparison
     from tf4slurm.reports.picture import make_picture
     from tf4slurm.reports.report import make_report as make_html
+    from tf4slurm.reports.runs_page import make_runs_page
     from tf4slurm.reports.summary import JobSummary
 
-    where, summary = Path(path).absolute(), JobSummary(latest_run(find(job)))
+    where, jobs = Path(path).absolute(), _find_all(job)
+    is_one = len(jobs) == 1 and not jobs[0].array
     suffix = where.suffix.lower()
-    if suffix in (".svg", ".png") and compare_with is None:
-        return make_picture(summary, suffix[1:])
+    if suffix in (".svg", ".png") and is_one:
+        return make_picture(JobSummary(latest_run(jobs[0])), suffix[1:])
     if suffix not in ("", ".html", ".htm"):
-        kind, suffixes = ("report", ".html, .svg or .png") if compare_with is None else ("comparison", ".html")
+        kind, suffixes = ("report", ".html, .svg or .png") if is_one else ("comparison", ".html")
         raise RunDirectoryError(
             f"{str(path)!r} cannot be written: {suffix!r} is no format of a {kind}. Use one that ends in {suffixes}, "
             "or print the .html from a browser.",
             path=str(path),
         )
-    if compare_with is None:
-        return make_html(summary, where.parent).encode()
-    return make_comparison(summary, JobSummary(latest_run(find(compare_with)))).encode()
+    if is_one:
+        return make_html(JobSummary(latest_run(jobs[0])), where.parent).encode()
+    title = jobs[0].name if len(jobs) == 1 else " and ".join(each.name for each in jobs[:2])
+    title += f" and {len(jobs) - 2} more" if len(jobs) > 2 else ""
+    return make_runs_page(title, read_runs(jobs), where.parent).encode()
+
+
+def read_runs(jobs: Sequence[str | KnownJob | None]) -> list[Run]:
+    """Return the results of jobs: labels, state, exit code, steps, metrics. An array has one for each element.
+
+    Raises:
+        SchemaVersionError: A newer version of tf4slurm wrote a job's files.
+    """
+    from tf4slurm.reports.runs import read_run
+
+    statuses = StatusReader([find(job) for job in jobs]).read()
+    found = []
+    for each in itertools.chain.from_iterable(status.elements or (status,) for status in statuses):
+        directory = None if each.run_directory is None else RunDirectory(Path(each.run_directory))
+        found.append(read_run(directory, each.name, each.labels, each.state, each.exit_code, each.reason))
+    return found
+
+
+def _find_all(job: str | KnownJob | Sequence[str | KnownJob] | None) -> list[KnownJob]:
+    return [find(job)] if job is None or isinstance(job, (str, KnownJob)) else [find(each) for each in job]

@@ -9,7 +9,7 @@ import inspect
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
@@ -21,6 +21,7 @@ from tf4slurm.errors import LaunchError, UnknownJobError
 from tf4slurm.jobs.formatting import format_table
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
+from tf4slurm.jobs.status_reader import describe_progress
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
@@ -123,11 +124,7 @@ class Job:
             OptionError, PlacementError, SettingsError, UntrustedFileError: As `script`.
             SlurmEnvironmentError: A variable of the Slurm allocation is invalid.
         """
-        settings = read_settings(os.environ, self._site)
-        if local or SlurmAllocation.from_environ(os.environ) is None:
-            settings = {name: setting for name, setting in settings.items() if name not in SLURM_OPTIONS}
-        options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
-        spec = JobSpec(self._command, **fill_in(JobSpec, options, settings))
+        spec = self._local_spec() if local or SlurmAllocation.from_environ(os.environ) is None else self._run_spec()
         show = functools.partial(print, end="", flush=True)
         kept: list[str] = []
         try:
@@ -154,10 +151,11 @@ class Job:
         """
         with _progress() as show:
             for (status,) in api.watch([self._started()], timeout_seconds=timeout_seconds):
-                steps = [task.step for task in status.tasks if task.step is not None]
-                reached = f"step {max(steps):,}" if steps else status.phase or status.reason
+                step = status.furthest_step
+                reached = describe_progress(status.elements) if status.elements else status.phase or status.reason
+                reached = reached if step is None else f"step {step:,}"
                 show(f"{status.name} {status.state} {reached}")
-        return status.exit_code or 0
+        return 1 if status.exit_code is None else status.exit_code
 
     def logs(self, *tasks: str) -> str:
         """Return the output of tasks such as "chief/0" or "worker/*", by default of all tasks, sorted by time.
@@ -221,6 +219,16 @@ class Job:
         """Return the given options, completed with options from the settings files."""
         settings = read_settings(os.environ, self._site)
         return BatchSpec(self._command, **fill_in(BatchSpec, self._options, settings))
+
+    def _run_spec(self, left_out: Collection[str] = ()) -> JobSpec:
+        """Return the given options for `tf4slurm run`, completed with options from the settings, except `left_out`."""
+        settings = read_settings(os.environ, self._site)
+        settings = {name: setting for name, setting in settings.items() if name not in left_out}
+        options = {name: value for name, value in self._options.items() if name in options_of(JobSpec)}
+        return JobSpec(self._command, **fill_in(JobSpec, options, settings))
+
+    def _local_spec(self) -> JobSpec:
+        return self._run_spec(SLURM_OPTIONS)
 
     def _started(self) -> KnownJob:
         if self._known is None:

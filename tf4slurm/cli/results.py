@@ -111,7 +111,7 @@ def _note_reason(pending: JobStatus) -> None:
     note(f"{pending.name} is pending: {pending.reason}")
 
 
-@click.command(cls=Verb, examples=("tf4slurm report 4711", "tf4slurm report --open", "tf4slurm report 4711 4712"))
+@click.command(cls=Verb, examples=("tf4slurm report 4711", "tf4slurm report --open", "tf4slurm report 4711 4712 4713"))
 @job_argument(many=True)
 @click.option(
     "-o",
@@ -125,17 +125,15 @@ def _note_reason(pending: JobStatus) -> None:
 def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
     """Write the report of a job, running or ended, as one HTML file that needs no network, and print its path.
 
-    Of two jobs, write a page that compares them, by default comparison.html in the run directory of the first one.
+    Of several jobs, and of a job array, write one page with a table and the curves of all. By default it is
+    comparison.html in the run directory of the first job, or NAME.html beside the run directories of an array.
 
     ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job.
     """
-    if len(jobs) > 2:
-        raise click.UsageError(f"{len(jobs)} jobs were given: a report shows one job, or compares two.")
-    job, other = jobs[0], jobs[1] if len(jobs) == 2 else None
     if output == Path("-"):
-        click.echo(api.render_report(job, compare_with=other), nl=False)
+        click.echo(api.render_report(jobs), nl=False)
         return
-    path = api.make_report(job, output, compare_with=other)
+    path = api.make_report(jobs, output)
     click.echo(path)
     if is_opened:
         click.launch(path.as_uri())

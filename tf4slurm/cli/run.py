@@ -5,15 +5,19 @@ Each of the two functions imports the modules that only it needs, so that an age
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
 import click
 
 from tf4slurm.cli.options import JobVerb, given, job_options, read_options, site_option
+from tf4slurm.cli.shared import note
+from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
-from tf4slurm.spec.options import key_of
-from tf4slurm.system.variables import ANSWER_VARIABLE
+from tf4slurm.spec.options import key_of, options_of
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
+from tf4slurm.system.variables import ANSWER_VARIABLE, RUN_NAME_VARIABLE
 
 
 @click.command(
@@ -31,9 +35,18 @@ from tf4slurm.system.variables import ANSWER_VARIABLE
     help="Run local processes in a network of their own, which has only loopback: no other host or user reaches them.",
 )
 @site_option
+@job_options("run", BatchSpec, ["grid", "at_most"])
 @job_options("run")
 @click.pass_obj
-def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any) -> None:
+def run(
+    environ: dict[str, str],
+    /,
+    local: bool,
+    isolated: bool,
+    grid: tuple[str, ...],
+    at_most: str | None,
+    **options: Any,
+) -> None:
     """Run COMMAND once per task as one TensorFlow cluster, and end all its processes, whatever fails.
 
     Outside of Slurm the tasks are local processes; inside a Slurm allocation srun starts them. COMMAND stands after
@@ -41,6 +54,8 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
 
     In COMMAND {ps_hosts}, {worker_hosts}, {chief_hosts} ("host:port,host:port"), {task_type} or {job_name}, and
     {task_index} are filled in for each task.
+
+    With --grid local jobs run one after another, one for each combination of the values.
     """
     from tf4slurm.cli.terminal_output import make_terminal_output
     from tf4slurm.launch.start import find_allocation, run_job
@@ -50,11 +65,39 @@ def run(environ: dict[str, str], /, local: bool, isolated: bool, **options: Any)
         if allocation is None and option in given(options):
             raise click.UsageError(f"--{key_of(option)} is for jobs of Slurm, and this is not one.")
     spec = JobSpec(**read_options(JobSpec, environ, options))
-    answer = environ.pop(ANSWER_VARIABLE, None)  # not for the tasks
+    if grid:
+        if allocation is not None:
+            text = "--grid runs local jobs. In an allocation give --local too, or submit it: tf4slurm submit --grid …"
+            raise click.UsageError(text)
+        number = 1 if at_most is None else options_of(BatchSpec)["at_most"].convert(at_most)
+        sys.exit(_run_grid(spec, grid, number, isolated=isolated))
+    if at_most is not None:
+        raise click.UsageError("--at-most is for --grid, and there is none.")
+    answer, element = environ.pop(ANSWER_VARIABLE, None), environ.pop(RUN_NAME_VARIABLE, None)  # not for the tasks
     result = run_job(
-        spec, environ, allocation, make_terminal_output, isolated=isolated, arguments=sys.argv, answer=answer
+        *(spec, environ, allocation, make_terminal_output),
+        isolated=isolated,
+        arguments=sys.argv,
+        answer=answer,
+        element=element,
     )
     sys.exit(result.file.exit_code)
+
+
+def _run_grid(spec: JobSpec, grid: tuple[str, ...], at_most: int, *, isolated: bool) -> int:
+    from tf4slurm.spec.points import make_points, parse_grid
+    from tf4slurm.sweep import LocalSweep
+
+    def show(line: str) -> None:
+        click.echo(line, nl=False)
+
+    points = make_points(parse_grid(grid))
+    sweep = LocalSweep(spec, points, at_most=at_most, isolated=isolated, on_output=show)
+    for number in LAUNCHER_SIGNALS:
+        signal.signal(number, lambda number, _frame: sweep.stop(signal.Signals(number)))
+    exit_code = sweep.run()
+    note(f"{sweep.known.name}: tf4slurm status, or tf4slurm report {sweep.known.name}")
+    return exit_code
 
 
 @click.command(

@@ -104,8 +104,9 @@ def _cancel_running(
 
 
 def _cancel_local(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
-    runs = known.run_directories
+    runs = [run for each in known.elements or (known,) for run in each.run_directories]
     file = runs[-1].read_trusted_job() if runs else JobFile()
+    launcher = known.process if known.array else file.process  # that of a sweep forwards signals to its launchers
     if grace_period_seconds == 0:  # the second SIGINT skips the grace period
         requests = [(signal.SIGINT, _POLL_SECONDS), (signal.SIGINT, _KILL_SECONDS)]
     else:
@@ -113,12 +114,14 @@ def _cancel_local(known: KnownJob, grace_period_seconds: float | None, on_progre
         requests = [(signal.SIGTERM, seconds)]
         on_progress(f"{known.name} is asked to save and stop; at most {seconds:g} s are left.")
     for number, seconds in requests:
-        _signal_launcher(known, file.process, number)
+        _signal_launcher(known, launcher, number)
         status = _wait(known, seconds)
         if status.has_ended:
             on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
             return status
-    _signal_launcher(known, file.process, signal.SIGKILL)
+    _signal_launcher(known, launcher, signal.SIGKILL)
+    for run in runs if known.array else ():
+        _signal_launcher(known, run.read_trusted_job().process, signal.SIGKILL)
     on_progress(f"{known.name} {'' if grace_period_seconds == 0 else 'did not stop in time and '}was killed.")
     return _wait(known, _KILL_SECONDS)
 

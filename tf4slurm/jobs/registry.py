@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tf4slurm.errors import RunDirectoryError, SchemaVersionError, UnknownJobError, UntrustedFileError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import JobFile, read_file, to_versioned_json
+from tf4slurm.jobs.schema import JobFile, Process, read_file, to_versioned_json
 from tf4slurm.network.ports import format_ranges
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.options import did_you_mean, nearest
@@ -51,6 +51,7 @@ class KnownJob:
         cancelled: The id of what was cancelled while it was pending, such as "4711_[3-5]"; empty for nothing. Slurm
             forgets a job some minutes after its end.
         labels: The arguments that vary between the elements of the array, for one element.
+        process: The process that starts the elements of a local sweep; None for any other job.
     """
 
     job_id: str | None = None
@@ -61,6 +62,7 @@ class KnownJob:
     array: tuple[ArrayElement, ...] = ()
     cancelled: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    process: Process | None = None
 
     @property
     def slurm_id(self) -> JobId | None:
@@ -106,8 +108,7 @@ class KnownJob:
         return replace(self, array=tuple(found[index] for index in sorted(found)))
 
     def _element(self, index: int, labels: Mapping[str, str]) -> KnownJob:
-        assert self.slurm_id is not None
-        job_id = str(replace(self.slurm_id, elements=(index,)))
+        job_id = None if self.slurm_id is None else str(replace(self.slurm_id, elements=(index,)))
         return replace(self, job_id=job_id, name=f"{self.name}_{index}", array=(), labels=labels)
 
     @property
@@ -142,12 +143,18 @@ def register_job(
     environ: Mapping[str, str],
     job_id: str | None = None,
     array: Sequence[ArrayElement] = (),
+    process: Process | None = None,
 ) -> KnownJob:
     """Register the job whose run directory is `runs_directory`/`name`, which need not exist. Return the job.
 
     An element of a registered array is not registered.
+
+    Args:
+        array: The elements of a job array or of a local sweep.
+        process: The process that starts the elements of a local sweep.
     """
-    job = KnownJob(job_id, name, str(runs_directory.absolute()), round(time.time(), 6), array=tuple(array))
+    place, now = str(runs_directory.absolute()), round(time.time(), 6)
+    job = KnownJob(job_id, name, place, now, array=tuple(array), process=process)
     with contextlib.suppress(OSError):
         if job.whole_name != name and (_directory(environ) / _file_name(job.runs_directory, job.whole_name)).exists():
             return job

@@ -240,9 +240,17 @@ class RunDirectory:
 
     def write_report(self, content: bytes, path: Path | None = None) -> Path:
         """Write the report, by default as report.html. Return its path."""
-        path = path or self.path / "report.html"
-        _write(path, content)
-        return path
+        return write_report(content, path or self.path / "report.html")
+
+
+def write_report(content: bytes, path: Path) -> Path:
+    """Write a report to `path`. Return the path.
+
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    _write(path, content)
+    return path
 
 
 def _name(task: Task, attempt: int) -> str:

@@ -86,13 +86,13 @@ class JobFile:
     directory: str | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     grace_period_seconds: float = 0.0
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     process: Process | None = None
     started: str | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     commit: str | None = None
     is_dirty: bool | None = None
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -348,6 +348,10 @@ def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
 
 
 def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | None, str]:
+    if not files.run.path.is_dir() and job.process is not None:  # an element of a local sweep
+        if job.process.is_alive():
+            return "PENDING", None, "earlier elements of the sweep are running"
+        return STOPPED, 1, "The sweep ended before this element was started."
     if not files.run.path.is_dir():
         return "UNKNOWN", 1, f"Its run directory under {files.run.path.parent} does not exist."
     process = files.job.process

@@ -53,7 +53,8 @@ class StatusReader:
     def _read(self, job: KnownJob) -> JobStatus:
         own = job.slurm_id
         if own is None:
-            return self._read_one(job, None)
+            elements = [self._read_one(each, None) for each in job.elements]
+            return combine(job, elements) if elements else self._read_one(job, None)
         if own.element is None:
             found = [entry.job_id.element for entry in self._entries.values() if entry.job_id.number == own.number]
             indices = [index for index in found if index is not None]

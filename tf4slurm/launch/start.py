@@ -70,6 +70,7 @@ def run_job(
     isolated: bool = False,
     arguments: Sequence[str] = (),
     answer: str | None = None,
+    element: str | None = None,
 ) -> Result:
     """Run a job to its end, in `allocation` or, if that is None, on this host. Return its result.
 
@@ -79,6 +80,8 @@ def run_job(
         arguments: The command line of this process, which `tf4slurm resume` repeats.
         answer: Path of a file to which the path of the run directory is written. The program that has started this
             process by `api` reads the file. None (default) for no file.
+        element: Name of the run directory of an element of a local sweep, which is registered already. None (default)
+            for any other job.
 
     Raises:
         Tf4SlurmError: An option is invalid, or the job cannot start.
@@ -96,9 +99,10 @@ def run_job(
     _warn(spec, allocation, isolated=isolated)
     signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the launcher handles them
     job_id = str(allocation.job_id) if allocation else None
-    name = f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
+    name = element or f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
-    register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
+    if element is None:
+        register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
     if answer is not None:
         Path(answer).write_bytes(os.fsencode(run_directory.path))
     requeue = None

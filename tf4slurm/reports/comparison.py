@@ -6,11 +6,13 @@ import itertools
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from tf4slurm.jobs.formatting import format_bytes, format_number
+from markupsafe import Markup
+
+from tf4slurm.jobs.formatting import format_bytes, format_number, make_visible
 from tf4slurm.reports.charts import Chart, make_charts
 from tf4slurm.reports.report import describe_job, describe_outcome, describe_versions, make_page, read_template, render
+from tf4slurm.reports.runs import flatten
 from tf4slurm.reports.summary import JobSummary, measured
 
 _COLORS = ("first", "second")
@@ -18,19 +20,26 @@ _COLORS = ("first", "second")
 
 def make_comparison(first: JobSummary, second: JobSummary) -> str:
     """Return an HTML page that compares two jobs: facts, options that differ, and charts with the lines of both."""
-    jobs = (first, second)
-    names = [job.run.path.name for job in jobs]
+    names = [job.run.path.name for job in (first, second)]
     if names[0] == names[1]:
-        names = [str(job.run.path) for job in jobs]
+        names = [str(job.run.path) for job in (first, second)]
+    body = Markup('<header>\n<p class="sub">Comparison of two jobs</p>\n<h1>{} and {}</h1>\n</header>\n').format(
+        *map(make_visible, names)
+    )
+    return make_page(f"{names[0]} and {names[1]}", body + compare(first, second, names), read_template("page.js"))
+
+
+def compare(first: JobSummary, second: JobSummary, names: Sequence[str]) -> Markup:
+    """Return the sections of a page that compare two jobs. `names` are the jobs' names on the page."""
+    jobs = (first, second)
     charts = [make_charts(job, max_lines=1) for job in jobs]
-    body = render(
+    return render(
         "comparison.html",
         names=names,
         rows=[*_rows([_facts(job, each) for job, each in zip(jobs, charts, strict=True)])],
         options=[*_rows([_options(job) for job in jobs], is_different=True)],
         charts=_merge(names, charts),
     )
-    return make_page(f"{names[0]} and {names[1]}", body, read_template("page.js"))
 
 
 def _rows(jobs: Sequence[dict[str, str]], *, is_different: bool = False) -> Iterator[tuple[str, list[str]]]:
@@ -65,16 +74,7 @@ def _facts(job: JobSummary, charts: Sequence[Chart]) -> dict[str, str]:
 
 
 def _options(job: JobSummary) -> dict[str, str]:
-    command = {"command": shlex.join(job.job.command)}
-    return {**command, **describe_versions(job.job), **dict(_flatten(job.job.options))}
-
-
-def _flatten(options: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in options.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name} ")
-        else:
-            yield prefix + name, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return {"command": shlex.join(job.job.command), **describe_versions(job.job), **flatten(job.job.options)}
 
 
 def _merge(names: Sequence[str], jobs: Sequence[Sequence[Chart]]) -> list[Chart]:

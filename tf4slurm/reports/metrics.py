@@ -10,11 +10,36 @@ from typing import NamedTuple
 from tf4slurm.control.script_metrics import StepMetrics
 
 MAX_METRICS = 24
-_MAX_NAME_LENGTH = 80
+MAX_NAME_LENGTH = 80
 _MAX_RATES = 240  # per task
 _MIN_RATE_SECONDS = 1.0
-_LOWER_IS_BETTER = {"loss", "error", "err", "mse", "rmse", "mae", "mape", "cost", "nll", "crossentropy", "perplexity"}
+LOWER_IS_BETTER = (
+    *("loss", "error", "err", "mse", "rmse", "mae", "mape", "cost", "nll", "crossentropy", "perplexity", "ppl"),
+    *("msle", "logloss", "divergence", "hinge", "wer", "cer"),
+)
+"""A metric whose name has one of these words is better if it is lower."""
 _HIGHER_IS_BETTER = {"accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "score", "reward", "bleu", "r2"}
+_WORD = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*")
+
+
+def is_lower_better(metric: str) -> bool | None:
+    """Return whether lower values of a metric are better. Return None if its name does not show which are better.
+
+    The words in the name decide: "val_loss" and "valLoss" are losses, whose lower values are better.
+    """
+    words = {word.lower() for word in _WORD.findall(metric)}
+    if words & {*LOWER_IS_BETTER}:
+        return True
+    return False if words & _HIGHER_IS_BETTER else None
+
+
+def choose_best(metric: str, values: Iterable[float]) -> float | None:
+    """Return the best of the values of a metric: the lowest if lower ones are better, else the highest.
+
+    A metric whose name does not show which are better counts as one whose higher values are. Without values, return
+    None.
+    """
+    return min(values, default=None) if is_lower_better(metric) else max(values, default=None)
 
 
 class MetricPoint(NamedTuple):
@@ -63,15 +88,15 @@ class MetricSeries(NamedTuple):
     def best(self) -> float | None:
         """The lowest value of a loss or error, or the highest of an accuracy or score. None for other metrics.
 
-        The words in the metric's name decide which it is: "val_loss" is a loss.
+        `is_lower_better` decides which it is.
         """
-        words = set(re.findall(r"[a-z]+\d*", self.metric.lower()))
+        lower = is_lower_better(self.metric)
+        if lower is None:
+            return None
         lowest, highest = self.lowest, self.highest
-        if words & _LOWER_IS_BETTER:
+        if lower:
             return lowest.low if lowest is not None else None
-        if words & _HIGHER_IS_BETTER:
-            return highest.high if highest is not None else None
-        return None
+        return highest.high if highest is not None else None
 
 
 class ReportedMetrics:
@@ -109,7 +134,7 @@ class ReportedMetrics:
                 if entry.step is not None:
                     steps.setdefault(task, []).append(MetricPoint(seconds, entry.step, None, None, None, attempt))
                 for metric, point in _points(entry, seconds, attempt):
-                    self._add(task, metric[:_MAX_NAME_LENGTH], point, left_out)
+                    self._add(task, metric[:MAX_NAME_LENGTH], point, left_out)
         self.step_rates = {task: rates for task, points in steps.items() if (rates := _step_rates(points))}
         self.num_metrics_left_out = len(left_out)
 

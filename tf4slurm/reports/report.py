@@ -54,7 +54,7 @@ def make_report(summary: JobSummary, directory: Path | None = None) -> str:
     return make_page(make_title(summary), body, read_template("page.js"))
 
 
-def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str:
+def make_page(title: str, body: Markup, script: str, live_note: str = "", style: str = "") -> str:
     """Return an HTML page that may run only the library uPlot and `script`, and connect only to its own server.
 
     Args:
@@ -62,6 +62,7 @@ def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str
         body: HTML content of the page.
         script: JavaScript that the page runs after uPlot.
         live_note: First line of a live page, such as when it was updated. Empty for other pages.
+        style: CSS that the page uses after that of all pages.
     """
     script = f"/*!\n{read_template(f'{_UPLOT}.LICENSE')}\n*/\n{read_template(f'{_UPLOT}.min.js')}{script}"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -75,7 +76,7 @@ def make_page(title: str, body: Markup, script: str, live_note: str = "") -> str
         live_note=live_note,
         body=body,
         policy=Markup(policy),
-        style=Markup(read_template(f"{_UPLOT}.min.css") + read_template("page.css")),
+        style=Markup(read_template(f"{_UPLOT}.min.css") + read_template("page.css") + style),
         script=Markup(script),
     )
     return str(page)

@@ -28,7 +28,7 @@ from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.trusted_files import read_trusted
-from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, SCRIPT_VARIABLES
+from tf4slurm.system.variables import AGENT_VARIABLES, ANSWER_VARIABLE, RUN_NAME_VARIABLE, SCRIPT_VARIABLES
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _TIMEOUT_SECONDS = 60.0  # without a controller, sbatch fails after several Mess
 # Variables for Slurm's commands: the configuration file, the cluster and the user's credentials
 _KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))
 # With these, a task would join the outer job, and a launcher would write to the outer job's answer file.
-_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE))
+_OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE, RUN_NAME_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 _ARRAY_LIMIT = re.compile(r"^#SBATCH --array=\S*%(?P<limit>\d+)", re.MULTILINE)
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)

@@ -5,6 +5,7 @@ TOKEN_VARIABLE = "TF4SLURM_TOKEN"  # noqa: S105 - the job's token, for each call
 CERTIFICATE_VARIABLE = "TF4SLURM_CERTIFICATE"  # of the control service
 SETTINGS_VARIABLE = "TF4SLURM_SETTINGS"  # the job's settings for an agent, as JSON
 ANSWER_VARIABLE = "TF4SLURM_ANSWER"  # file to which a launcher that `api` started writes its run directory
+RUN_NAME_VARIABLE = "TF4SLURM_RUN_NAME"  # name of the run directory of an element of a local sweep
 RANK_VARIABLE = "TF4SLURM_RANK"  # of a local agent
 TASK_VARIABLE = "TF4SLURM_TASK"  # the script's task, such as "worker/0"
 ATTEMPT_VARIABLE = "TF4SLURM_ATTEMPT"  # number of the attempt, from 1

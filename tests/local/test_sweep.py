@@ -1,0 +1,163 @@
+"""Sweeps as local jobs, from the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tf4slurm
+from tests.jobs import TF4SLURM
+from tests.processes import wait_until
+from tf4slurm.errors import MissingDependencyError, OptionError, UnknownJobError
+
+SCRIPT = """
+import argparse, os, sys, time, tf4slurm
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("directory", type=Path)
+parser.add_argument("--lr", type=float)
+parser.add_argument("--kind", default="train")
+options = parser.parse_args()
+for step in range(1, 4):
+    tf4slurm.report(step=step, loss=options.lr / step, accuracy=1 - options.lr / step)
+if options.kind == "fail":
+    sys.exit(7)
+while options.kind == "wait":
+    time.sleep(0.05)
+    if tf4slurm.should_stop():
+        (options.directory / f"saved-{options.lr}").touch()
+        break
+"""
+COMMAND = ("--ps", "0", "--workers", "0")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the script, change to its directory, and give this test a registry of its own."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def sweep_command(place: Path, *options: str) -> list[str | Path]:
+    return [TF4SLURM, "run", *COMMAND, *options, "--", sys.executable, str(place / "train.py"), str(place)]
+
+
+def status(job: str = "") -> dict[str, Any]:
+    done = subprocess.run([TF4SLURM, "status", "--json", *([job] if job else [])], capture_output=True, text=True)
+    return json.loads(done.stdout)[0] if done.returncode == 0 else {"elements": []}
+
+
+def states() -> list[str]:
+    return [each["state"] for each in status()["elements"]]
+
+
+def have_reported() -> list[bool]:
+    return [any(task["metrics"] for task in each["tasks"]) for each in status()["elements"]]
+
+
+def test_grid_runs_one_after_another_and_ends_with_the_worst_exit_code(place: Path) -> None:
+    done = subprocess.run(
+        sweep_command(place, "--grid", "kind=train,fail", "--grid", "lr=0.5,0.25"), capture_output=True, text=True
+    )
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert "0 | kind=train lr=0.5\n" in done.stdout
+    found = status()
+    assert [each["labels"] for each in found["elements"]] == [
+        {"kind": kind, "lr": lr} for kind in ("train", "fail") for lr in ("0.5", "0.25")
+    ]
+    assert [(each["state"], each["exit_code"]) for each in found["elements"]] == [("COMPLETED", 0)] * 2 + [
+        ("FAILED", 7)
+    ] * 2
+    assert status(f"{found['name']}_1")["labels"] == {"kind": "train", "lr": "0.25"}
+    begins = [
+        json.loads((place / "runs" / f"{found['name']}_{index}" / "job.json").read_text())["started"]
+        for index in range(4)
+    ]
+    assert begins == sorted(begins)
+    listed = subprocess.run([TF4SLURM, "list"], capture_output=True, text=True).stdout
+    assert "4 of 4 done, 2 failed" in listed
+    assert listed.count("train-") == 1
+    report = subprocess.run([TF4SLURM, "report"], capture_output=True, text=True)
+    assert report.stdout == f"{place / 'runs' / found['name']}.html\n", report.stderr
+
+
+@pytest.mark.parametrize("how", ["signal", "cancel"])
+def test_stopped_sweep_lets_running_elements_save_and_starts_no_more(place: Path, how: str) -> None:
+    command = sweep_command(place, "--at-most", "2", "--grid", "kind=wait", "--grid", "lr=1,2,3,4")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert wait_until(lambda: have_reported() == [True, True, False, False], 60), status()
+            assert states() == ["RUNNING", "RUNNING", "PENDING", "PENDING"]
+            if how == "signal":
+                process.send_signal(signal.SIGTERM)
+            else:
+                done = subprocess.run([TF4SLURM, "cancel", status()["name"]], capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr
+            assert process.wait(60) == 143
+        finally:
+            process.kill()
+    assert states() == ["STOPPED"] * 4
+    assert sorted(path.name for path in place.glob("saved-*")) == ["saved-1.0", "saved-2.0"]
+    assert len(list((place / "runs").glob("train-*_*"))) == 2
+
+
+def test_sweep_in_python_returns_results_and_the_best(place: Path) -> None:
+    command = [sys.executable, str(place / "train.py"), str(place), "--lr", "{lr}"]
+    sweep = tf4slurm.Sweep(command, grid={"lr": [0.5, 0.25, 1.0]}, ps=0, workers=0)
+    with pytest.raises(UnknownJobError):
+        sweep.results()
+    assert sweep.run(at_most=2, quiet=True) == 0
+    results = sweep.results()
+    assert [run.labels for run in results] == [{"lr": "0.5"}, {"lr": "0.25"}, {"lr": "1.0"}]
+    assert [(run.state, run.exit_code, run.steps) for run in results] == [("COMPLETED", 0, 3)] * 3
+    assert [run.best["loss"] for run in results] == pytest.approx([0.5 / 3, 0.25 / 3, 1 / 3])
+    assert sweep.best("loss").labels == sweep.best("accuracy").labels == {"lr": "0.25"}
+    with pytest.raises(OptionError, match=r"no metric|has reported a metric 'lost'. Reported: accuracy, loss"):
+        sweep.best("lost")
+    assert sweep.status().state == "COMPLETED"
+    assert sweep.report() == place / "runs" / f"{sweep.status().name}.html"
+    assert "tf4slurm" not in sweep.logs()
+
+
+def test_table_of_a_sweep_needs_pandas(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    sweep = tf4slurm.Sweep("true", points=[{"lr": 1}], ps=0, workers=0)
+    with pytest.raises(MissingDependencyError, match="pip install pandas"):
+        sweep.table()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "needs a grid or points"),
+        ({"grid": {}}, "needs a grid or points"),
+        ({"grid": {"lr": []}}, "expected a list of one or more values"),
+        ({"grid": {"lr": [1]}, "points": [{"lr": 1}]}, "not both"),
+        ({"grid": {"lr": [1]}, "array_args": "file"}, "in place of array_args"),
+        ({"points": [{"lr": 1}, {"units": 1}]}, "the same names in each point"),
+    ],
+)
+def test_invalid_sweep_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        tf4slurm.Sweep("true", **arguments)
+
+
+def test_two_sweeps_that_start_together_have_names_of_their_own(place: Path) -> None:
+    command = sweep_command(place, "--grid", "lr=1,2")
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as first,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as second,
+    ):
+        assert (first.wait(60), second.wait(60)) == (0, 0)
+    assert len(list((place / "runs").glob("*.sweep"))) == 2
+    assert len(list((place / "runs").glob("train-*_[01]"))) == 4
+    assert os.stat(next((place / "runs").glob("*.sweep"))).st_mode & 0o777 == 0o600
