@@ -217,7 +217,8 @@ def grow(
     `parameter_server_strategy`. The worker may leave at any time, for example when it is preempted.
 
     Args:
-        workers: Number of workers to add.
+        workers: Number of workers to add. Each element of a job array that runs gets so many, and the ids of their
+            arrays are returned, separated by spaces.
         environ: Environment variables of the workers, by default those of this process.
         site: Profile of settings for the options that are not given. With None, the settings files name it. By default
             no settings are read, as by `submit`.
@@ -235,7 +236,14 @@ def grow(
     """
     from tf4slurm.joining import grow
 
-    return grow.grow(find(job), workers, options, os.environ if environ is None else environ, site)
+    known, environ = find(job), os.environ if environ is None else environ
+    if not known.array:
+        return grow.grow(known, workers, options, environ, site)
+    running = [each.name for each in status(known).elements if each.state == "RUNNING"]
+    if not running:
+        raise JobStateError(f"No element of {known.name} runs: add workers while it runs.", job=known.name, state="")
+    parts = [each for each in known.elements if each.name in running]
+    return " ".join(grow.grow(each, workers, options, environ, site) for each in parts)
 
 
 def grow_script(

@@ -33,7 +33,7 @@ print("hello from", index, "with", *sys.argv[2:], flush=True)
 if kind == "fail" and not (directory / "repaired").exists():
     sys.exit(7)
 step = 0
-while not (directory / "finish").exists() and not (directory / f"finish-{index}").exists():
+while step == 0 or not ((directory / "finish").exists() or (directory / f"finish-{index}").exists()):
     step += 1
     tf4slurm.report(step=step, loss=1 / step)
     time.sleep(0.05)
@@ -194,6 +194,30 @@ def test_unknown_elements_are_refused(sweep: Sweep) -> None:
     assert sweep.run("wait", array, plain).returncode == 0
 
 
+def test_array_beyond_slurms_limit_is_refused_with_the_limit(sweep: Sweep) -> None:
+    values = ",".join(map(str, range(1100)))
+    done = sweep.run("submit", *ROLES, "--grid", f"lr={values}", "--", "true")
+    assert done.returncode == 4, done.stderr
+    assert "MaxArraySize=1001: indices of elements are from 0 to 1000" in done.stderr
+    assert not list((sweep.directory / "runs").iterdir())
+
+
+def test_sweep_in_python(sweep: Sweep) -> None:
+    program = """
+import sys, tf4slurm
+command = [sys.executable, "train.py", ".", "{kind}"]
+sweep = tf4slurm.Sweep(command, grid={"kind": ["train", "fail", "short"]}, ps=1, workers=1, time=5, site="none")
+code = sweep.submit(at_most=2).wait()
+print(code, [(run.labels["kind"], run.state, run.exit_code) for run in sweep.results()], sweep.best("loss").labels)
+"""
+    (sweep.directory / "sweep.py").write_text(program)
+    sweep.finish()
+    done = sweep.lab.run(sys.executable, "sweep.py", cwd=sweep.directory, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = [("train", COMPLETED, 0), ("fail", FAILED, 7), ("short", COMPLETED, 0)]
+    assert done.stdout.splitlines()[-1].startswith(f"7 {expected} ")
+
+
 def test_heterogeneous_job_is_one_job_in_each_verb(sweep: Sweep) -> None:
     job_id = sweep.submit("--het")
     sweep.wait_for_steps(job_id)
@@ -201,6 +225,9 @@ def test_heterogeneous_job_is_one_job_in_each_verb(sweep: Sweep) -> None:
     assert sweep.status(f"{job_id}+1")["job_id"] == job_id
     resumed = sweep.run("resume", job_id)
     assert (resumed.returncode, f"train-{job_id} is still RUNNING" in resumed.stderr) == (2, True), resumed.stderr
+    grown = sweep.run("grow", job_id, "--workers", "1", "--sbatch", "begin=now+1hour")
+    assert grown.returncode == 0, grown.stderr
+    assert _queue(sweep.lab, grown.stdout.strip()) == {f"{grown.stdout.strip()}_0": "PENDING"}
     done = sweep.run("cancel", job_id)
     assert (done.returncode, "has ended: STOPPED, exit code 130" in done.stderr) == (0, True), done.stderr
     assert sweep.saves() == ({"job"}, {"job"})

@@ -19,7 +19,7 @@ from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.network.ports import format_ranges
-from tf4slurm.slurm.commands import find_jobs_with_comment, run_program
+from tf4slurm.slurm.commands import find_jobs_with_comment, query_site, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
@@ -75,6 +75,8 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
             logger.warning("the batch script is kept as %s", draft)
         else:
             kept.close()
+        if isinstance(error, RefusedError) and spec.elements and (limit := _find_array_limit(error)) is not None:
+            raise limit from error
         raise
     job = register_job(f"{spec.name}-{job_id}", placed.runs_directory, environ, str(job_id), spec.elements)
     try:
@@ -199,6 +201,21 @@ def submit_script(
         raise _unknown_submission(unclear, comment, clusters)
     _warn_of_other_cluster(clusters, environ)
     return job_id
+
+
+def _find_array_limit(error: RefusedError) -> RefusedError | None:
+    """Return the error with Slurm's limit of a job array, if sbatch has refused the array. Otherwise return None."""
+    if "array" not in error.stderr.lower() or error.may_be_queued:
+        return None
+    try:
+        size = int(query_site().settings.get("MaxArraySize", ""))
+    except (LaunchError, ValueError):
+        return None
+    text = (
+        f"Slurm's limit here is MaxArraySize={size}: indices of elements are from 0 to {size - 1}. Submit parts of the "
+    )
+    text += f"job, such as --array 0-{max(size // 2 - 1, 0)}, or vary fewer arguments."
+    return RefusedError(f"{error}\n{text}", command=error.command, returncode=error.returncode, stderr=error.stderr)
 
 
 def _is_refusal(error: RefusedError) -> bool:
