@@ -45,7 +45,7 @@ ONLY_TASK = {
 }
 
 RUNS = r"project/new/scratch/runs"
-RUN = rf"{RUNS}/(python|train|test|notebook)-[0-9.-]+"
+RUN = rf"{RUNS}/(python|train|test|notebook)-[0-9._-]+"
 MODES = {
     # what settings and the list of jobs are kept in
     r"home(/\.local(/state(/tf4slurm)?)?|/\.config(/tf4slurm)?)?": 0o755,
@@ -57,6 +57,8 @@ MODES = {
     r"project/new(/scratch(/runs|/output)?)?": 0o755,
     # batch scripts and snapshots of the code
     rf"{RUNS}/[^/]+\.(sh|draft)": 0o700,
+    # the name of a local sweep, and its report
+    rf"{RUNS}/[^/]+\.(sweep|html)": 0o600,
     rf"{RUNS}/[^/]+\.code": 0o700,
     rf"{RUNS}/[^/]+\.code/{re.escape(COMMIT_FILE)}": 0o600,
     rf"{RUNS}/[^/]+\.code/(?!{re.escape(COMMIT_FILE)}).+": None,
@@ -161,6 +163,8 @@ def run_local_jobs(check: Callable[[], None]) -> None:
     call("report", name, "--output", "page.html")
     run("resume", name)
     call("report", name, name)
+    run("run", *ONE, *PLACE, "--grid", "x=1,2", *PRINT)
+    call("report", next(runs.glob("*.sweep")).stem)
     run("task", *ONE, *PLACE, *PRINT, variables=ONLY_TASK)
     run("test", "--local", "--plain", *PLACE)
     for arguments in (("list",), ("status", name), ("logs", name), ("wait", name), ("cancel", name), ("env",)):
