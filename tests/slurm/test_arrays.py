@@ -218,6 +218,21 @@ print(code, [(run.labels["kind"], run.state, run.exit_code) for run in sweep.res
     assert done.stdout.splitlines()[-1].startswith(f"7 {expected} ")
 
 
+def test_job_that_an_element_submits_has_its_own_id(sweep: Sweep) -> None:
+    """It inherits SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID of the element."""
+    inner = (TF4SLURM, "run", *ROLES[:4], "--name", "inner", "--", sys.executable, "train.py", ".")
+    (sweep.directory / "inner.sh").write_text(f"#!/bin/bash\nexec {' '.join(map(str, inner))}\n")
+    (sweep.directory / "outer.sh").write_text("#!/bin/bash\nsbatch --parsable -n3 inner.sh > inner-id\n")
+    sweep.finish()
+    sweep.lab.run("sbatch", "--array=3", "outer.sh", cwd=sweep.directory)
+    path = sweep.directory / "inner-id"
+    assert wait_until(lambda: path.exists() and bool(path.read_text().strip()), 60)
+    inner_id = path.read_text().strip()
+    assert wait_until(lambda: f"inner-{inner_id} " in sweep.run("list").stdout, 60)
+    assert sweep.run("wait", inner_id).returncode == 0
+    assert [path.name for path in (sweep.directory / "runs").iterdir()] == [f"inner-{inner_id}"]
+
+
 def test_heterogeneous_job_is_one_job_in_each_verb(sweep: Sweep) -> None:
     job_id = sweep.submit("--het")
     sweep.wait_for_steps(job_id)

@@ -205,7 +205,7 @@ def batch_without(*variables: str, **changes: str) -> dict[str, str]:
 
 
 def test_batch_script() -> None:
-    expected = SlurmAllocation(job_id=JobId(38), num_tasks=7, cpus_per_task=None, num_nodes=3)
+    expected = SlurmAllocation(job_id=JobId(38), num_tasks=7, cpus_per_task=None, num_nodes=3, number=38)
     assert SlurmAllocation.from_environ(BATCH) == expected
 
 

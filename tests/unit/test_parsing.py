@@ -16,6 +16,7 @@ from tf4slurm.slurm.parsing import (
     parse_allocation,
     parse_comments,
     parse_job,
+    parse_job_id,
     parse_queue,
     parse_resources,
     parse_time_limit,
@@ -117,6 +118,19 @@ def test_tasks_of_job_replace_those_of_a_step(text: str, cpus_per_task: int | No
 def test_job_without_number_of_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match="no number NumTasks"):
         parse_allocation(SlurmAllocation(JobId(7), 1, None), "JobId=7 NumNodes=2")
+
+
+@pytest.mark.parametrize(
+    ("first_line", "job_id"),
+    [
+        ("JobId=7 JobName=a ArrayJobId=3", JobId(7)),
+        ("JobId=7 ArrayJobId=3 ArrayTaskId=5 JobName=a", JobId(3, (5,))),
+        ("JobId=3 ArrayJobId=3 ArrayTaskId=0-1,4%2 JobName=a", JobId(3)),
+        ("JobId=7 HetJobId=6 HetJobOffset=1 JobName=a", JobId(7)),
+    ],
+)
+def test_job_shown_by_its_number_may_be_an_element(first_line: str, job_id: JobId) -> None:
+    assert parse_job_id(f"{first_line}\n   UserId=root(0)\n") == job_id
 
 
 def test_missing_fields_are_none() -> None:

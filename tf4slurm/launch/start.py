@@ -24,7 +24,7 @@ from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.network.isolation import isolate
 from tf4slurm.network.ports import format_ranges
-from tf4slurm.slurm.commands import query_allocation
+from tf4slurm.slurm.commands import confirm_element, query_allocation
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step
 from tf4slurm.spec.batch_spec import parse_pairs
 from tf4slurm.spec.job_spec import JobSpec
@@ -50,6 +50,7 @@ def find_allocation(environ: Mapping[str, str], *, local: bool = False) -> Slurm
             'run" starts, or use "srun tf4slurm task".',
             variable="SLURM_STEP_NUM_TASKS",
         )
+    allocation = confirm_element(allocation)
     if is_in_step(environ) and not allocation.components:  # a heterogeneous job has variables for its own numbers
         allocation = query_allocation(allocation)
     if allocation.components and allocation.num_tasks is None:

@@ -24,6 +24,7 @@ from tf4slurm.launch.plain_srun import FILE_SYSTEM_SECONDS, claim, end_step, mak
 from tf4slurm.launch.result_files import Result, save_result
 from tf4slurm.launch.spawners import ExternalSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
+from tf4slurm.slurm.commands import confirm_element
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.output import LineWriter
@@ -68,7 +69,7 @@ def run_task(
         return desired.exit_code if agent.was_terminated else exit_code
     warn_of_resolver(spec.command)
     allocation = SlurmAllocation.from_environ(environ)
-    job_id = str(allocation.job_id) if allocation else step.job_id
+    job_id = str(confirm_element(allocation).job_id) if allocation else step.job_id
     register_job(path.name, spec.runs_directory, environ, job_id)
     launcher = Launcher(spec, ExternalSpawner(), directory, terminal, job_id=job_id, node=step.node_name)
 

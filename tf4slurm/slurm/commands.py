@@ -8,6 +8,7 @@ default after 30 s) or prints no valid output. The message contains the end of t
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 import shutil
@@ -34,12 +35,15 @@ from tf4slurm.slurm.parsing import (
     parse_comments,
     parse_fields,
     parse_job,
+    parse_job_id,
     parse_layout,
     parse_queue,
     parse_resources,
 )
 from tf4slurm.slurm.site import NODES_FORMAT, SlurmSite, parse_nodes, parse_site, parse_version
 from tf4slurm.system.exec_limits import explain_too_long
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -207,6 +211,22 @@ def query_allocation(allocation: SlurmAllocation) -> SlurmAllocation:
     """
     command = ("scontrol", "show", "job", str(allocation.job_id))
     return _query(command, lambda text: parse_allocation(allocation, text), _TIMEOUT_SECONDS)
+
+
+def confirm_element(allocation: SlurmAllocation) -> SlurmAllocation:
+    """Return the allocation with the job's id from Slurm's controller, if the environment names an element of an array.
+
+    A job that an element has submitted with sbatch inherits SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID from it. If
+    Slurm does not answer, return the allocation unchanged, and log a warning.
+    """
+    if allocation.job_id.element is None:
+        return allocation
+    try:
+        job_id = _query(("scontrol", "show", "job", str(allocation.number)), parse_job_id, _TIMEOUT_SECONDS)
+    except LaunchError as error:
+        logger.warning("it is not confirmed that this job is %s: %s", allocation.job_id, error)
+        return allocation
+    return dataclasses.replace(allocation, job_id=job_id)
 
 
 def query_resources(job_id: JobId) -> SlurmResources:

@@ -162,6 +162,7 @@ class SlurmAllocation:
         components: Components of a heterogeneous job; empty for any other job.
         restart_count: Number of times that Slurm has requeued the job.
         num_nodes: Number of nodes (of the first component in a heterogeneous job); None if Slurm does not set it.
+        number: The number that Slurm gives to this job, element or component alone.
     """
 
     job_id: JobId
@@ -170,10 +171,14 @@ class SlurmAllocation:
     components: tuple[HetComponent, ...] = ()
     restart_count: int = 0
     num_nodes: int | None = None
+    number: int = 0
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> SlurmAllocation | None:
         """Read the allocation from an environment, or return None outside of an allocation.
+
+        A job that an element of an array has submitted has the element's variables, too. `commands.confirm_element`
+        finds out.
 
         Raises:
             SlurmEnvironmentError: A variable is invalid.
@@ -196,6 +201,7 @@ class SlurmAllocation:
             components=components,
             restart_count=_optional(environ, _RESTART_COUNT, _number, 0),
             num_nodes=_optional(environ, "SLURM_JOB_NUM_NODES", _number, None),
+            number=own_number,
         )
 
 

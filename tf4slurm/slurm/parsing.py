@@ -150,6 +150,19 @@ def parse_job(text: str) -> SlurmJob:
     )
 
 
+def parse_job_id(text: str) -> JobId:
+    """Parse the id of a job, or of an element of an array, in the output of `scontrol show job NUMBER`.
+
+    Raises:
+        ValueError: The text is not the output of this command.
+    """
+    fields = parse_fields(text, "JobId")
+    array, element = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
+    if array.isdecimal() and element.isdecimal():
+        return JobId(int(array), (int(element),))
+    return JobId(_required_number(fields, "JobId"))
+
+
 def parse_allocation(allocation: SlurmAllocation, text: str) -> SlurmAllocation:
     """Return the allocation with the numbers of tasks, nodes and CPUs per task that `scontrol show job ID` printed.
 
