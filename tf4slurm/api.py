@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
 from tf4slurm.jobs.cancellation import cancel_known
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
-from tf4slurm.jobs.registry import KnownJob, find_job, latest_run, registered_jobs
+from tf4slurm.jobs.registry import KnownJob, find_job, find_run_directories, latest_run, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory, write_report
 from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import FORGOTTEN, JobStatus
@@ -394,7 +394,7 @@ def cancel(
 
 
 def _read_trusted(known: KnownJob) -> JobFile:
-    runs = [run for each in known.elements or (known,) for run in each.run_directories]
+    runs = [run for found in find_run_directories(known.elements or (known,)) for run in found]
     return runs[-1].read_trusted_job() if runs else JobFile()
 
 

@@ -117,11 +117,12 @@ def test_each_verb_knows_whole_array_and_elements(sweep: Sweep) -> None:
     assert re.search(rf"^{failed} +train-{failed} +FAILED +7 ", sweep.run("list", "--elements").stdout, re.MULTILINE)
     assert "hello from 0 with train --lr 0.1\n" in sweep.run("logs", first, "worker/0").stdout
     assert re.search(r"^2 worker/0 \| hello from 2", sweep.run("logs", array).stdout, re.MULTILINE)
+    progress = f"train-{array} 1 of 3 done, 1 failed"  # of which it asks Slurm every 10 s
+    assert wait_until(lambda: progress in (sweep.directory / "errors").read_text(), 30)
     assert waited.poll() is None
     sweep.finish()
     assert waited.wait(60) == 7
     printed = (sweep.directory / "errors").read_text()
-    assert f"train-{array} 1 of 3 done, 1 failed" in printed
     assert f"train-{array} FAILED, exit code 7. 3 elements: 2 COMPLETED, 1 FAILED." in printed
     assert f"train-{failed} FAILED, exit code 7" in printed
     assert f"train-{first} COMPLETED" not in printed
@@ -276,7 +277,8 @@ def test_states_are_true_at_every_look_and_no_save_is_cut(sweep: Sweep, seed: in
                 cancelled.add(victim)
                 assert sweep.run("cancel", victim).returncode == 0
             else:
-                sweep.lab.run("scancel", "--signal=USR1", "--batch", victim)  # as before a time limit
+                # as before a time limit; with pending siblings, scancel repeats the signal for up to a minute or more
+                sweep.lab.run("timeout", "-s", "KILL", "1", "scancel", "--signal=USR1", "--batch", victim, check=False)
         if number > 40:
             sweep.finish()
         time.sleep(0.5)

@@ -6,16 +6,21 @@ Real output of sattach is in tests/slurm/test_layouts.py.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from tf4slurm.errors import LaunchError, LayoutError
+from tf4slurm.slurm import commands
 from tf4slurm.slurm.commands import (
     exited_tasks,
     layout_of,
+    query_accounting,
+    query_exit_codes,
     query_layout,
     query_queue,
+    signal_batch,
     srun_command,
     srun_on_each_node_command,
 )
@@ -144,3 +149,86 @@ def test_long_list_of_jobs_is_queried_in_parts(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("gone", ",".join(map(str, ids[1000:2000])))
     assert [entry.job_id for entry in query_queue(ids)] == ids[:1000] + ids[2000:]
+
+
+def with_scancel(directory: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Put a fake scancel first on PATH. It appends its arguments to the file `calls`."""
+    program = directory / "scancel"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {directory}/calls\n{body}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+
+
+TRANSITIONAL = 'echo "scancel: Job is in transitional state, retrying" >&2'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{TRANSITIONAL}; exec sleep 60",
+        f"({TRANSITIONAL}; sleep 60; echo again >> calls)",  # a wrapper whose child is the real scancel
+        f"echo scancel: Signal 2 to batch job 19_3 >&2; {TRANSITIONAL}; sleep 60; echo again >> calls",
+    ],
+)
+def test_scancel_that_would_send_a_signal_again_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    with_scancel(tmp_path, monkeypatch, body)
+    monkeypatch.setattr(commands, "_TIMEOUT_SECONDS", 30.0)
+    monkeypatch.setenv("SCANCEL_QUIET", "1")  # would hide the answer
+    started = time.monotonic()
+    signal_batch(JobId(19, (3,)), "INT")
+    assert time.monotonic() - started < 20
+    assert (tmp_path / "calls").read_text() == "--verbose --signal=INT --batch 19_3\n"
+
+
+def test_error_of_scancel_has_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_scancel(tmp_path, monkeypatch, "echo 'scancel: error: Kill job error on job id 19_3: Invalid job' >&2; exit 1")
+    with pytest.raises(
+        LaunchError, match="exited with code 1: scancel: error: Kill job error on job id 19_3"
+    ) as caught:
+        signal_batch(JobId(19, (3,)), "INT")
+    assert (caught.value.returncode, "Kill job error" in caught.value.stderr) == (1, True)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LaunchError, match=r"scancel .* cannot be started"):
+        signal_batch(JobId(19, (3,)), "INT")
+
+
+@pytest.mark.parametrize("body", ["exec sleep 60", "(sleep 60)", "echo words >&2; sleep 60; exit 0"])
+def test_scancel_that_hangs_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    with_scancel(tmp_path, monkeypatch, body)
+    monkeypatch.setattr(commands, "_TIMEOUT_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match=r"timed out after 0\.5 s"):
+        signal_batch(JobId(19, (3,)), "INT")
+    assert time.monotonic() - started < 20
+
+
+def test_accounting_and_exit_codes_of_all_elements_come_from_one_query_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, lines in {
+        "sacct": ("19_0|COMPLETED|0:0", "19_1|CANCELLED by 1000|0:15", "19_[2-3%2]|PENDING|0:0"),
+        "scontrol": (
+            "JobId=20 ArrayJobId=19 ArrayTaskId=0 JobName=train",
+            "   JobState=COMPLETED ExitCode=0:0",
+            "",
+            "JobId=19 ArrayJobId=19 ArrayTaskId=1 JobName=train",
+            "   JobState=FAILED ExitCode=7:0",
+            "",
+            "JobId=22 ArrayJobId=19 ArrayTaskId=2-3%2 JobName=train",
+            "   JobState=PENDING ExitCode=0:0",
+            "",
+            "JobId=31 HetJobId=30 HetJobOffset=1 JobName=train",
+            "   JobState=FAILED ExitCode=0:9",
+        ),
+    }.items():
+        (tmp_path / name).write_text("#!/bin/sh\ncat <<END\n{}\nEND\n".format("\n".join(lines)))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert query_accounting(JobId(19)) == {
+        JobId(19, (0,)): ("COMPLETED", 0),
+        JobId(19, (1,)): ("CANCELLED", 143),
+        JobId(19, (2, 3)): ("PENDING", 0),
+    }
+    assert query_exit_codes(JobId(19)) == {JobId(19, (0,)): 0, JobId(19, (1,)): 7, JobId(30, component=1): 137}

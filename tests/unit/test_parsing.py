@@ -15,6 +15,7 @@ from tf4slurm.slurm.parsing import (
     parse_accounting,
     parse_allocation,
     parse_comments,
+    parse_exit_codes,
     parse_job,
     parse_job_id,
     parse_queue,
@@ -176,7 +177,8 @@ CLUSTER: fat
         (parse_queue, "17|RUNNING|None|1:00|2:00|2026-11-21T10:00:00|n[1-2]\n18_[1-3]|PENDING|None|0:00|2:00|N/A|\n"),
         (lambda text: parse_comments(text, "mark"), "17|(null)\n38_2|mark\n38_3|mark\n40+1|mark\n41_[0-98:2]|mark\n"),
         (parse_nodes, "debug|0/2/1/3|gpu:a100:4(S:0-1)|icelake,ib\nlow|1K/4/0/1.50K|gpu:4|(null)\n"),
-        (parse_accounting, "CANCELLED by 0|0:15\nFAILED|1:0\n"),
+        (parse_accounting, "17|CANCELLED by 0|0:15\n18_3|FAILED|1:0\n18_[4-9]|PENDING|0:0\n40+1|COMPLETED|0:0\n"),
+        (parse_exit_codes, ANSWER),
         (parse_version, "slurm-wlm 22.05.8\n"),
         (parse_job, ANSWER),
         (parse_resources, ANSWER),
@@ -199,7 +201,7 @@ def test_output_without_an_own_line_has_no_value(text: str) -> None:
         [],
         [],
         [],
-        None,
+        {},
     )
     with pytest.raises(ValueError, match="printed no version"):
         parse_version(text)

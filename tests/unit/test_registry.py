@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.jobs import registry
-from tf4slurm.jobs.registry import find_job, latest_run, register_job, registered_jobs
+from tf4slurm.jobs.registry import (
+    find_job,
+    find_run_directories,
+    latest_run,
+    register_cancelled,
+    register_job,
+    registered_jobs,
+)
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
+from tf4slurm.slurm.job_id import JobId
+from tf4slurm.spec.points import ArrayElement
 
 
 @pytest.fixture
@@ -146,3 +158,193 @@ def test_another_users_directory_with_the_name_of_a_registered_job_is_not_that_j
     assert find_job("18", environ).job_id == "666"  # nothing else has this name
     RunDirectory.create(tmp_path, "train-17").write(JobFile(job_id="3"))
     assert find_job("train-17", environ).runs_directory == str(tmp_path)  # this user's
+
+
+ELEMENTS = tuple(ArrayElement(index, {"lr": f"0.{index}"}) for index in (1, 2, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "job_id", "indices"),
+    [
+        ("19", "19", [1, 2, 5]),
+        ("train-19", "19", [1, 2, 5]),
+        ("19;north", "19", [1, 2, 5]),
+        ("19_5", "19_5", []),
+        ("train-19_5", "19_5", []),
+        ("19_[5]", "19_5", []),
+        ("19_[1-2]", "19_[1-2]", [1, 2]),
+        ("19_[5,1%2]", "19_[1,5]", [1, 5]),
+        ("17", "17", []),
+        ("17+1", "17", []),
+    ],
+)
+def test_array_and_its_elements_are_found(
+    environ: dict[str, str], tmp_path: Path, text: str, job_id: str, indices: list[int]
+) -> None:
+    register_job("train-19", tmp_path, environ, "19", ELEMENTS)
+    register_job("train-17", tmp_path, environ, "17")
+    job = find_job(text, environ)
+    assert (job.job_id, [each.index for each in job.array]) == (job_id, indices)
+    if job_id == "19_5":
+        assert (job.name, job.whole_name, job.labels) == ("train-19_5", "train-19", {"lr": "0.5"})
+    assert [each.name for each in job.elements] == [f"train-19_{index}" for index in indices]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("19_3", "The array train-19 has the elements 1-2,5, and no element 3."),
+        ("19_[1-5]", "has the elements 1-2,5, and no element 3."),
+        ("train-19_99", "has the elements 1-2,5, and no element 99."),
+        ("17_1", "train-17 is no job array, so it has no element 1."),
+        ("train-17_1", "train-17 is no job array, so it has no element 1."),
+        ("train-17_" + "9" * 5000, "There is no job"),
+        ("train-17_", "There is no job"),
+        ("19_", "There is no job"),
+        ("19_[1-2", "There is no job"),
+        ("19_[" + "0-4000000," * 9 + "1]", "There is no job"),
+        ("-1", "There is no job"),
+    ],
+)
+def test_element_that_does_not_exist_is_an_error(
+    environ: dict[str, str], tmp_path: Path, text: str, words: str
+) -> None:
+    register_job("train-19", tmp_path, environ, "19", ELEMENTS)
+    register_job("train-17", tmp_path, environ, "17")
+    with pytest.raises(UnknownJobError) as caught:
+        find_job(text, environ)
+    assert words in str(caught.value)
+
+
+def test_job_with_the_name_of_an_element_is_found_by_its_name(environ: dict[str, str], tmp_path: Path) -> None:
+    """The name is also that of an element of a job that was started later."""
+    for name, job_id in (("train-17_1", None), ("exp_3-4711", "4711"), ("local_3", None)):
+        register_job(name, tmp_path, environ, job_id)
+    register_job("train-17", tmp_path, environ, "17")
+    register_job("local", tmp_path, environ)
+    assert find_job("train-17_1", environ).job_id is None
+    assert find_job("exp_3-4711", environ).job_id == "4711"
+    assert find_job("local_3", environ).name == "local_3"
+    with pytest.raises(UnknownJobError, match="There is no job 'local_4'"):
+        find_job("local_4", environ)
+
+
+def test_array_without_own_entry_consists_of_the_elements_that_registered_themselves(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Its batch script was written by hand. So each run registers itself, with a name and directory of its own."""
+    register_job("lr1-19_1", tmp_path / "one", environ, "19_1")
+    register_job("lr2-19_2", tmp_path / "two", environ, "19_2")
+    register_job("lr2-18_2", tmp_path / "two", environ, "18_2")
+    run = RunDirectory.create(tmp_path / "one", "lr1-19_1")
+    again = RunDirectory.create(tmp_path / "one", "lr1-19_1")
+    for text in ("19", "lr1-19", "lr2-19"):
+        job = find_job(text, environ)
+        assert (job.job_id, [each.job_id for each in job.elements]) == ("19", ["19_1", "19_2"])
+        assert [each.run_directories for each in job.elements] == [[run, again], []]
+        assert [each.name for each in job.elements] == ["lr1-19_1", "lr2-19_2"]
+    assert find_job("19_1", environ).name == "lr1-19_1"
+    assert find_job("19_[1-2]", environ).job_id == "19_[1-2]", "not the whole array"
+    pending = find_job("19_[2-3]", environ)  # element 3 is pending, so it is not registered
+    assert [each.job_id for each in pending.elements] == ["19_2", "19_3"]
+    assert find_job("lr2-19_7", environ).job_id == "19_7"
+
+
+def test_elements_of_a_registered_array_have_no_entries_of_their_own(environ: dict[str, str], tmp_path: Path) -> None:
+    early = register_job("train-19_1", tmp_path, environ, "19_1")  # it started before `submit` registered the array
+    assert registered_jobs(environ) == [early]
+    array = register_job("train-19", tmp_path, environ, "19", ELEMENTS)
+    register_job("train-19_2", tmp_path, environ, "19_2")
+    other = register_job("train-19_2", tmp_path / "other", environ, "19_2")  # not in the array's directory
+    assert registered_jobs(environ) == [other, array]
+    assert len(list((tmp_path / "home/.local/state/tf4slurm/jobs").glob("*.json"))) == 3
+    assert find_job("19_1", environ).labels == {"lr": "0.1"}
+
+
+def test_two_arrays_of_one_name_in_two_directories_keep_their_elements(environ: dict[str, str], tmp_path: Path) -> None:
+    for number, job_id in enumerate(("19", "20")):
+        register_job(f"train-{job_id}", tmp_path / f"runs-{number}", environ, job_id, ELEMENTS)
+        RunDirectory.create(tmp_path / f"runs-{number}", f"train-{job_id}_1")
+    for number, job_id in enumerate(("19", "20")):
+        (run,) = find_job(f"train-{job_id}_1", environ).run_directories
+        assert run.path.parent == tmp_path / f"runs-{number}"
+
+
+def test_array_that_an_older_version_registered_without_elements(environ: dict[str, str], tmp_path: Path) -> None:
+    """That version registered each element beside it."""
+    for name, job_id in (("train-19", "19"), ("train-19_1", "19_1"), ("train-19_2", "19_2")):
+        register_job(name, tmp_path, {"HOME": str(tmp_path / name)}, job_id)  # apart, as that version did not look
+        for path in (tmp_path / name / ".local/state/tf4slurm/jobs").iterdir():
+            target = tmp_path / "home/.local/state/tf4slurm/jobs"
+            target.mkdir(parents=True, exist_ok=True, mode=0o700)
+            content = json.loads(path.read_text())
+            for key in ("array", "cancelled", "labels"):
+                del content[key]
+            (target / path.name).write_text(json.dumps(content))
+    for text in ("19", "train-19"):
+        assert [each.job_id for each in find_job(text, environ).elements] == ["19_1", "19_2"]
+    assert find_job("19_2", environ).name == "train-19_2"
+
+
+def test_entries_with_invalid_ids_are_left_out(environ: dict[str, str], tmp_path: Path) -> None:
+    register_job("train-19", tmp_path, environ, "19", ELEMENTS)
+    jobs = tmp_path / "home/.local/state/tf4slurm/jobs"
+    (path,) = jobs.iterdir()
+    damages: tuple[dict[str, Any], ...] = ({"job_id": "x"}, {"cancelled": "y"}, {"job_id": "19_"}, {"job_id": None})
+    for number, changes in enumerate(damages):
+        (jobs / f"{number}.json").write_text(json.dumps({**json.loads(path.read_text()), "name": "bad", **changes}))
+    (jobs / "9.json").write_text(
+        json.dumps({**json.loads(path.read_text()), "name": "odd", "array": [3, {"index": "x"}]})
+    )
+    assert sorted(job.name for job in registered_jobs(environ)) == ["odd", "train-19"]
+    assert find_job("19_2", environ).name == "train-19_2"
+    with pytest.raises(UnknownJobError):
+        find_job("x", environ)
+
+
+def test_note_of_cancelled_elements_is_added_to_the_entry_of_the_array(environ: dict[str, str], tmp_path: Path) -> None:
+    register_job("train-19", tmp_path / "other", environ, "18")
+    register_job("train-19", tmp_path, environ, "19", ELEMENTS)
+    register_cancelled(find_job("19_5", environ), JobId(19, (5,)), environ)
+    job = register_cancelled(find_job("19", environ), JobId(19, (1, 2)), environ)
+    assert job.cancelled == find_job("19", environ).cancelled == "19_[1-2,5]"
+    assert find_job("19_1", environ).cancelled == "19_[1-2,5]"
+    assert find_job("18", environ).cancelled == ""
+
+
+def test_registry_is_private_with_any_umask(environ: dict[str, str], tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        register_job("train-19", tmp_path, environ, "19", ELEMENTS)
+    finally:
+        os.umask(before)
+    assert find_job("19", environ).name == "train-19"  # refused if others may write to it
+
+
+def test_ten_thousand_elements_are_found_and_their_runs_listed_once(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_job("train-19", tmp_path / "runs", environ, "19", [ArrayElement(index) for index in range(10_000)])
+    run = RunDirectory.create(tmp_path / "runs", "train-19_7")
+    listed: list[str] = []
+    names = os.listdir(tmp_path / "runs")
+
+    def list_names(path: str) -> list[str]:
+        listed.append(path)
+        return names
+
+    monkeypatch.setattr(os, "listdir", list_names)
+    started = time.process_time()
+    job = find_job("19_[0-9999]", environ)
+    found = find_run_directories(job.elements)
+    assert time.process_time() - started < 5
+    assert listed == [str(tmp_path / "runs")]
+    assert [number for number, runs in enumerate(found) if runs] == [7]
+    assert found[7] == [run]
+
+
+def test_run_directory_found_by_path_keeps_its_labels(environ: dict[str, str], tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "train-19_1")
+    run.write(JobFile(job_id="19_1", labels={"lr": "0.1"}))
+    job = find_job(str(run.path), environ)
+    assert (job.whole_name, job.labels) == ("train-19", {"lr": "0.1"})

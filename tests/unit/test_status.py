@@ -202,7 +202,7 @@ def test_ended_job_has_slurms_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounted: bool, reason: str, words: str
 ) -> None:
     sacct = tmp_path / "sacct"
-    sacct.write_text(f"#!/bin/sh\n[ {accounted} = True ] && echo 'FAILED|1:0'\n")
+    sacct.write_text(f"#!/bin/sh\n[ {accounted} = True ] && echo '17|FAILED|1:0'\n")
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert words in read_status(job(tmp_path), entry("FAILED", reason=reason)).reason
@@ -253,7 +253,7 @@ def test_accounting_is_used_once_it_has_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounted: str, state: str, source: str
 ) -> None:
     sacct = tmp_path / "sacct"
-    sacct.write_text(f"#!/bin/sh\necho '{accounted}'\n")
+    sacct.write_text(f"#!/bin/sh\necho '17|{accounted}'\n")
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     status = read_status(job(tmp_path), entry("TIMEOUT"))

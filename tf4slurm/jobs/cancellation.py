@@ -26,10 +26,9 @@ _SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
 def cancel_known(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
     """Cancel a job and return its last state. The arguments and exceptions are those of `api.cancel`."""
     status = _wait(known, 0.0)
-    unclear = [each.name for each in status.elements or (status,) if each.state in (FORGOTTEN, "UNKNOWN")]
-    if unclear and not status.has_ended and (status.state in (FORGOTTEN, "UNKNOWN") or not status.can_change):
-        text = f"It is unknown whether {unclear[0]} still runs, so nothing was changed. {status.reason}"
-        raise JobStateError(f"{text} {' '.join(status.warnings)}".rstrip(), job=known.name, state=status.state)
+    unclear = _unclear(status)
+    if unclear and (not status.can_change or any(each.state == "UNKNOWN" for each in unclear)):
+        raise _unclear_error(known, status, "so nothing was changed")
     if not status.can_change:
         on_progress(f"{known.name} has ended already: {status.state}.")
         return status
@@ -87,14 +86,18 @@ def _cancel_running(
 
         def is_over(status: JobStatus) -> bool:
             passed = time.monotonic() - started
-            return all(passed >= asked.get(_id(each), 0.0) for each in _running(status))
+            return all(passed >= asked.get(_id(each), 0.0) for each in _changing(status))
 
         status = _wait(known, seconds, is_over)
     elif _running(status):
         status = _wait(known, 0.0)
-    late = [_id(each) for each in _running(status)]
+    if any(each.state == "UNKNOWN" for each in _unclear(status)):
+        raise _unclear_error(known, status, "because Slurm does not answer any more")
+    late = [_id(each) for each in _changing(status)]  # a job that Slurm has requeued is pending
     if not late:
-        if asked:
+        if asked and _unclear(status):
+            on_progress(f"{known.name}: nothing runs any more. {status.reason}")
+        elif asked:
             on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
         return status
     cancel_job(*late)
@@ -147,6 +150,24 @@ def _running(status: JobStatus) -> Sequence[JobStatus]:
     return [
         each for each in status.elements or (status,) if each.can_change and each.state not in ("PENDING", "UNKNOWN")
     ]
+
+
+def _changing(status: JobStatus) -> Sequence[JobStatus]:
+    """Return the parts of a job that may still run or start: elements of an array, or the job itself."""
+    return [each for each in status.elements or (status,) if each.can_change]
+
+
+def _unclear(status: JobStatus) -> Sequence[JobStatus]:
+    """Return the parts of a job of which it is unknown whether they run: elements of an array, or the job itself."""
+    return [
+        each for each in status.elements or (status,) if each.state in (FORGOTTEN, "UNKNOWN") and not each.has_ended
+    ]
+
+
+def _unclear_error(known: KnownJob, status: JobStatus, why: str) -> JobStateError:
+    name = _unclear(status)[0].name
+    text = f"It is unknown whether {name} still runs, {why}. {status.reason} {' '.join(status.warnings)}"
+    return JobStateError(" ".join(text.split()), job=known.name, state=status.state)
 
 
 def _part(known: KnownJob, status: JobStatus) -> KnownJob:

@@ -25,7 +25,7 @@ from tf4slurm.cluster import Task
 from tf4slurm.errors import LaunchError, NoLogsError, UnknownTaskError
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.formatting import format_list
-from tf4slurm.jobs.registry import KnownJob
+from tf4slurm.jobs.registry import KnownJob, find_run_directories
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
@@ -88,8 +88,8 @@ def find_logs_of_job(job: KnownJob, patterns: Sequence[str] = ()) -> list[LogFil
         return find_logs(job.run_directories, patterns)
     return [
         replace(log, element=part.index)
-        for part, element in zip(job.array, job.elements, strict=True)
-        for log in find_logs(element.run_directories, patterns)
+        for part, runs in zip(job.array, find_run_directories(job.elements), strict=True)
+        for log in find_logs(runs, patterns)
     ]
 
 

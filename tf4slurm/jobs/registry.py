@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 1_000
 _MOST_LISTED = 3
+_MAX_DIGITS = 10  # of the index of an element
 _INSTEAD = "Or give the path of a run directory."
+_LATER_RUN = re.compile(r"(?P<name>.+)-(?P<number>\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class KnownJob:
     @property
     def elements(self) -> tuple[KnownJob, ...]:
         """The elements of a job array, each as a job of its own. Empty for any other job, and for one element."""
-        return tuple(self._element(each.index, each.labels) for each in self.array)
+        whole = self.slurm_id.whole if self.slurm_id is not None else None  # parsed once: 19_[0-9999] is long
+        return tuple(self._element(whole, each) for each in self.array)
 
     def element(self, index: int) -> KnownJob:
         """Return an element of this job array as a job of its own.
@@ -93,7 +96,7 @@ class KnownJob:
         """
         for each in self.array:
             if each.index == index:
-                return self._element(index, each.labels)
+                return self._element(self.slurm_id.whole if self.slurm_id is not None else None, each)
         if not self.array:
             raise UnknownJobError(f"{self.name} is no job array, so it has no element {index}.", job=self.name)
         indices = format_ranges([each.index for each in self.array])
@@ -107,9 +110,29 @@ class KnownJob:
             found.setdefault(index, ArrayElement(index))
         return replace(self, array=tuple(found[index] for index in sorted(found)))
 
-    def _element(self, index: int, labels: Mapping[str, str]) -> KnownJob:
-        job_id = None if self.slurm_id is None else str(replace(self.slurm_id, elements=(index,)))
-        return replace(self, job_id=job_id, name=f"{self.name}_{index}", array=(), labels=labels)
+    def select(self, indices: Sequence[int]) -> KnownJob:
+        """Return the element of this job array with this index. Several indices stand for an array of these elements.
+
+        Raises:
+            UnknownJobError: The job is no array, or has no such element.
+        """
+        assert self.slurm_id is not None
+        found = {each.index: each for each in self.array}
+        for index in indices:
+            if index not in found or len(indices) == 1:
+                return self.element(index)
+        job_id = replace(self.slurm_id, elements=tuple(indices))
+        return replace(self, job_id=str(job_id), array=tuple(found[index] for index in indices))
+
+    def _element(self, whole: JobId | None, element: ArrayElement) -> KnownJob:
+        return replace(
+            self,
+            job_id=None if whole is None else str(replace(whole, elements=(element.index,))),
+            name=element.name or f"{self.name}_{element.index}",
+            runs_directory=element.runs_directory or self.runs_directory,
+            array=(),
+            labels=element.labels,
+        )
 
     @property
     def run_directories(self) -> list[RunDirectory]:
@@ -118,23 +141,42 @@ class KnownJob:
         A pending job has none, and a requeued job has several. Other users may write to the parent. So only directories
         of the job's user, this user or root are listed.
         """
-        runs = Path(self.runs_directory)
-        if self.job_id is None:  # NAME-2 is the run directory of another local job, started in the same second
-            return [RunDirectory(runs / self.name)] if self._is_own_directory(runs / self.name) else []
-        pattern = re.compile(re.escape(self.name) + r"(?:-(\d+))?")
-        found = []
-        with contextlib.suppress(OSError):
-            for path in runs.iterdir():
-                match = pattern.fullmatch(path.name)
-                if match and self._is_own_directory(path):
-                    found.append((int(match[1] or 1), path))
-        return [RunDirectory(path) for _, path in sorted(found)]
+        (found,) = find_run_directories([self])
+        return found
 
-    def _is_own_directory(self, path: Path) -> bool:
+    def owns(self, path: Path) -> bool:
+        """Return whether a path is a directory of the job's user, this user or root."""
         try:
             return path.is_dir() and is_owned_by(os.getuid() if self.owner is None else self.owner, path)
         except OSError:  # this user may not read it
             return False
+
+
+def find_run_directories(jobs: Sequence[KnownJob]) -> list[list[RunDirectory]]:
+    """Return the `run_directories` of each job. Each parent directory is listed once, also for 10,000 elements."""
+    listed: dict[str, dict[str, list[tuple[int, str]]]] = {}
+    found = []
+    for job in jobs:
+        if job.job_id is None:  # NAME-2 is the run directory of another local job, started in the same second
+            runs = [(1, job.name)]
+        else:
+            if job.runs_directory not in listed:
+                listed[job.runs_directory] = _list_runs(job.runs_directory)
+            runs = sorted(listed[job.runs_directory].get(job.name, ()))
+        paths = [Path(job.runs_directory) / name for _, name in runs]
+        found.append([RunDirectory(path) for path in paths if job.owns(path)])
+    return found
+
+
+def _list_runs(directory: str) -> dict[str, list[tuple[int, str]]]:
+    """Return the names in a directory, each with its number, by the name of the job whose run directory it may be."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            found.setdefault(name, []).append((1, name))
+            if match := _LATER_RUN.fullmatch(name):
+                found.setdefault(match["name"], []).append((int(match["number"]), name))
+    return found
 
 
 def register_job(
@@ -203,6 +245,7 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
     """Return all registered jobs, latest first.
 
     Entries that another user could have written, or that a newer tf4slurm wrote, are left out with a warning.
+    Entries of elements that started before their array was registered are left out without one.
     """
     jobs, refused = [], []
     with contextlib.suppress(OSError):
@@ -216,12 +259,15 @@ def registered_jobs(environ: Mapping[str, str]) -> list[KnownJob]:
                     jobs.append(job)
     if refused:
         logger.warning("%d registered jobs are left out. The first: %s", len(refused), refused[0])
+    arrays = {(job.name, job.runs_directory) for job in jobs if job.array}
+    jobs = [job for job in jobs if job.array or (job.whole_name, job.runs_directory) not in arrays]
     return sorted(jobs, key=lambda job: job.started, reverse=True)
 
 
 def _has_valid_ids(job: KnownJob) -> bool:
     try:
-        return all(JobId.parse(text) for text in (job.job_id, job.cancelled) if text)
+        ids = [JobId.parse(text) for text in (job.job_id, job.cancelled) if text]
+        return bool(ids) or not job.array or job.process is not None  # a local sweep has a process
     except ValueError:
         return False
 
@@ -247,7 +293,10 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if by_path is not None and (os.sep in text or by_path.owner in (os.getuid(), 0)):
         return by_path
     jobs = registered_jobs(environ)
-    found = _find_by_name(text, jobs) or _find_by_id(text, jobs)
+    found = _find_by_name(text, jobs)
+    if found is None:
+        with contextlib.suppress(ValueError):
+            found = _find_by_id(JobId.parse(text), jobs)
     if found is not None:
         return found
     if by_path is not None:
@@ -264,37 +313,65 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
 
 
 def _find_by_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
-    name, _, index = text.rpartition("_")
     for job in jobs:
         if job.name == text:
-            return job
-        if job.name == name and index.isdecimal():
+            return _with_parts(job, jobs)
+    name, _, index = text.rpartition("_")
+    named = {text: (), name: (int(index),)} if index.isdecimal() and len(index) < _MAX_DIGITS else {text: ()}
+    for job in jobs:
+        if job.slurm_id is None and job.array and job.name == name and index.isdecimal():  # a local sweep
             return job.element(int(index))
+        if job.slurm_id is not None and job.whole_name in named:
+            whole = _with_parts(job, jobs) if job.name == job.whole_name else _find_by_id(job.slurm_id.whole, jobs)
+            assert whole is not None
+            return _select(whole, named[job.whole_name])
     return None
 
 
-def _find_by_id(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
-    try:
-        job_id = JobId.parse(text)
-    except ValueError:
-        return None
-    parts = []
-    for job in jobs:
+def _find_by_id(job_id: JobId, jobs: Sequence[KnownJob]) -> KnownJob | None:
+    same = [job for job in jobs if job.slurm_id is not None and job.slurm_id.number == job_id.number]
+    for job in same:
         if job.slurm_id == job_id.whole:
-            elements = [job.element(index) for index in job_id.elements]
-            if len(elements) > 1:
-                array = tuple(each for each in job.array if each.index in job_id.elements)
-                return replace(job, job_id=str(job_id), array=array)
-            return elements[0] if elements else job
+            return _select(_with_parts(job, jobs), job_id.elements)
+    for job in same:
         if job.slurm_id == job_id:
             return job
-        if job.slurm_id is not None and job_id.covers(job.slurm_id):
-            parts.append(job)
+    parts = [job for job in same if job.slurm_id is not None and job.slurm_id.elements]
     if not parts:
         return None
-    # the array was submitted without tf4slurm, so that each element registered itself
-    first = replace(parts[0], job_id=str(job_id.whole), name=parts[0].whole_name)
-    return first.with_elements(each.slurm_id.elements[0] for each in parts if each.slurm_id is not None)
+    first = replace(parts[0], job_id=str(job_id.whole), name=parts[0].whole_name, labels={}, cancelled="")
+    return _select(_add_parts(first, parts), job_id.elements)
+
+
+def _with_parts(job: KnownJob, jobs: Sequence[KnownJob]) -> KnownJob:
+    """Return a job with those elements that registered themselves, if it was registered without its elements."""
+    if job.array or job.slurm_id is None or job.slurm_id.elements:
+        return job
+    place = (job.name, job.runs_directory)
+    return _add_parts(
+        job, [each for each in jobs if each is not job and (each.whole_name, each.runs_directory) == place]
+    )
+
+
+def _add_parts(whole: KnownJob, parts: Iterable[KnownJob]) -> KnownJob:
+    """Return a job array with elements that registered themselves, because it was submitted without tf4slurm."""
+    found: dict[int, ArrayElement] = {}
+    for part in parts:
+        assert part.slurm_id is not None
+        index = part.slurm_id.elements[0]
+        found.setdefault(index, ArrayElement(index, part.labels, part.name, part.runs_directory))
+    return replace(whole, array=tuple(found[index] for index in sorted(found)))
+
+
+def _select(job: KnownJob, indices: Sequence[int]) -> KnownJob:
+    """Return a job, or the elements of it with these indices, if there are some.
+
+    Of an array whose elements registered themselves, a pending element is not known yet. So it may have any index.
+    """
+    if not indices:
+        return job
+    is_complete = not job.array or not any(each.name for each in job.array)
+    return (job if is_complete else job.with_elements(indices)).select(indices)
 
 
 def _find_by_path(text: str) -> KnownJob | None:
@@ -313,7 +390,7 @@ def _find_by_path(text: str) -> KnownJob | None:
         )
     with contextlib.suppress(ValueError):
         started = datetime.strptime(file.started or "", "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    return KnownJob(file.job_id, path.name, str(path.parent), started, facts.st_uid)
+    return KnownJob(file.job_id, path.name, str(path.parent), started, facts.st_uid, labels=file.labels)
 
 
 def latest_run(job: KnownJob) -> RunDirectory:

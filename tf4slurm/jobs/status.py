@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError, describe_end
@@ -17,7 +18,7 @@ from tf4slurm.jobs.formatting import format_bytes, format_elapsed, format_list, 
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LATE_SECONDS, JobFile, LastState, ResultFile, StatusFile, TaskStatus
-from tf4slurm.slurm.commands import query_accounting, query_job
+from tf4slurm.slurm.commands import query_accounting, query_exit_codes
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import ENDED_STATES, QueueEntry
 
@@ -28,6 +29,7 @@ _STALL_STEPS = 10.0  # or for this many steps of mean duration, if that is longe
 _FRESH_SECONDS = 5.0
 _MOST_ENDS = 5
 _MOST_PS = 8
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -116,23 +118,63 @@ class JobStatus:
         return max((task.step for task in self.tasks if task.step is not None), default=None)
 
 
+class SlurmEnds:
+    """The ends of jobs that have no result, as Slurm knows them.
+
+    Slurm is asked when an end is first needed, and once for all elements of an array.
+    """
+
+    def __init__(self) -> None:
+        self._accounting: dict[int, Mapping[JobId, tuple[str, int]]] = {}
+        self._exit_codes: dict[int, Mapping[JobId, int]] = {}
+
+    def accounting(self, job_id: JobId) -> tuple[str, int] | None:
+        """Return the state and exit code of a job from sacct, or None if sacct does not answer or know the job."""
+        if job_id.number not in self._accounting:
+            self._accounting[job_id.number] = {}
+            with contextlib.suppress(LaunchError):
+                found = query_accounting(job_id.whole, timeout_seconds=SLURM_SECONDS)
+                self._accounting[job_id.number] = found
+        return _first(self._accounting[job_id.number], job_id)
+
+    def exit_code(self, job_id: JobId) -> int:
+        """Return the exit code of a job from the controller, or 0 if it is unknown."""
+        if job_id.number not in self._exit_codes:
+            self._exit_codes[job_id.number] = {}
+            with contextlib.suppress(LaunchError):
+                found = query_exit_codes(job_id.whole, timeout_seconds=SLURM_SECONDS)
+                self._exit_codes[job_id.number] = found
+        return _first(self._exit_codes[job_id.number], job_id) or 0
+
+
+def _first(found: Mapping[JobId, _T], job_id: JobId) -> _T | None:
+    """Return the value of a job. For a heterogeneous job it is that of its first component."""
+    return found.get(job_id, found.get(dataclasses.replace(job_id, component=0)))
+
+
 class JobFiles:
     """The JSON files of a run directory. Each is read once, when first needed. If missing, it has default values.
+
+    With `exists=False` no file is read: the job has not started, or another user made a directory of this name.
 
     Raises:
         SchemaVersionError: An attribute needs a file that a newer version of tf4slurm wrote.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunDirectory, *, exists: bool = True) -> None:
         self.run = run
+        self.exists = exists
+
+    def _read(self, kind: type[_T]) -> _T | None:
+        return self.run.read(kind) if self.exists else None
 
     @functools.cached_property
     def job(self) -> JobFile:
-        return self.run.read(JobFile) or JobFile()
+        return self._read(JobFile) or JobFile()
 
     @functools.cached_property
     def status(self) -> StatusFile:
-        return self.run.read(StatusFile) or StatusFile()
+        return self._read(StatusFile) or StatusFile()
 
     @functools.cached_property
     def status_age_seconds(self) -> float | None:
@@ -140,8 +182,10 @@ class JobFiles:
 
     @functools.cached_property
     def result(self) -> ResultFile | None:
-        _ = self._has_lost_launcher  # checked first: a launcher that writes its result in the meantime is not lost
-        return self.run.read(ResultFile)
+        found = self._read(ResultFile)
+        if found is None and self._has_lost_launcher:  # which may have written its result in the meantime
+            found = self._read(ResultFile)
+        return found
 
     @property
     def tasks(self) -> tuple[TaskStatus, ...]:
@@ -150,7 +194,7 @@ class JobFiles:
 
     @functools.cached_property
     def last_states(self) -> dict[str, LastState]:
-        return self.run.read_last_states()
+        return self.run.read_last_states() if self.exists else {}
 
     @property
     def is_lost(self) -> bool:
@@ -202,20 +246,28 @@ class JobFiles:
         return " ".join(sentences)
 
 
-def read_status(job: KnownJob, entry: QueueEntry | None, warnings: Sequence[str] = ()) -> JobStatus:
+def read_status(
+    job: KnownJob,
+    entry: QueueEntry | None,
+    warnings: Sequence[str] = (),
+    *,
+    runs: Sequence[RunDirectory] | None = None,
+    ends: SlurmEnds | None = None,
+) -> JobStatus:
     """Return the state of a job from its files and its entry in Slurm's queue.
 
     `entry` is None if the job is not in the queue, or if Slurm did not answer. `warnings` must say that Slurm did not
-    answer, and be empty if it did.
+    answer, and be empty if it did. `runs` are the job's run directories, and `ends` has what Slurm answered about ended
+    jobs. By default both are looked up.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
     """
-    runs = job.run_directories
-    files = JobFiles(runs[-1] if runs else RunDirectory(Path(job.runs_directory) / job.name))
+    runs = job.run_directories if runs is None else runs
+    files = JobFiles(runs[-1] if runs else RunDirectory(Path(job.runs_directory) / job.name), exists=bool(runs))
     file, age = files.status, files.status_age_seconds
     all_warnings = list(warnings)
-    state, exit_code, reason = _find_state(job, entry, files, all_warnings)
+    state, exit_code, reason = _find_state(job, entry, files, all_warnings, ends or SlurmEnds())
     has_ended = exit_code is not None
     is_earlier = files.result is not None and not has_ended  # the files are from the run before a requeue
     if is_earlier:
@@ -257,7 +309,7 @@ def describe_variables(tasks: Sequence[TaskStatus]) -> str:
 
 
 def _find_state(
-    job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str]
+    job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str], ends: SlurmEnds
 ) -> tuple[str, int | None, str]:
     """Return the job's state, exit code (None until it has ended) and reason. Append new warnings to `warnings`.
 
@@ -286,7 +338,7 @@ def _find_state(
         return _find_end_of_local_job(job, files)
     if warnings:
         return _find_state_without_slurm(job, files, warnings)
-    state, exit_code, source = _find_end_in_slurm(job, entry, files)
+    state, exit_code, source = _find_end_in_slurm(job, entry, files, ends)
     return state, exit_code, source if state == "LOST" else f"{source} {files.describe_last_state()}".rstrip()
 
 
@@ -308,7 +360,9 @@ def _find_state_without_slurm(job: KnownJob, files: JobFiles, warnings: list[str
     return "RUNNING", None, files.status.reason
 
 
-def _find_end_in_slurm(job: KnownJob, entry: QueueEntry | None, files: JobFiles) -> tuple[str, int | None, str]:
+def _find_end_in_slurm(
+    job: KnownJob, entry: QueueEntry | None, files: JobFiles, ends: SlurmEnds
+) -> tuple[str, int | None, str]:
     """Return the final state and exit code of a Slurm job that has no result, and a sentence about their source.
 
     The source is Slurm's accounting, or else the job's entry in the queue. Without both, the job is "LOST" if its files
@@ -319,18 +373,14 @@ def _find_end_in_slurm(job: KnownJob, entry: QueueEntry | None, files: JobFiles)
     reason = ""
     if entry is not None and ENDED_STATES.get(entry.state) == FAILED and entry.reason not in ("", "None"):
         reason = f" ({entry.explained_reason})"  # after other ends, Slurm still shows why the job was pending
-    with contextlib.suppress(LaunchError):
-        accounted = query_accounting(job_id, timeout_seconds=SLURM_SECONDS)
-        if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
-            return *_end_of(
-                *accounted
-            ), f"Slurm's accounting shows {accounted[0]}{reason}; the launcher wrote no result."
+    accounted = ends.accounting(job_id)
+    if accounted is not None and accounted[0] in ENDED_STATES:  # accounting may lag behind the queue
+        return *_end_of(*accounted), f"Slurm's accounting shows {accounted[0]}{reason}; the launcher wrote no result."
     if entry is not None:
-        code = 0
-        with contextlib.suppress(LaunchError):
-            code = query_job(job_id, timeout_seconds=SLURM_SECONDS).exit_code
-        return *_end_of(entry.state, code), f"Slurm's queue shows {entry.state}{reason}; the launcher wrote no result."
-    if job.cancelled and JobId.parse(job.cancelled).covers(job_id) and not files.run.path.is_dir():
+        return *_end_of(
+            entry.state, ends.exit_code(job_id)
+        ), f"Slurm's queue shows {entry.state}{reason}; the launcher wrote no result."
+    if job.cancelled and JobId.parse(job.cancelled).covers(job_id) and not files.exists:
         return STOPPED, 1, "It was cancelled while it was pending."
     if files.is_lost and not files.has_orphans:
         return "LOST", 1, f"Slurm no longer has this job. {files.describe_loss()}"
@@ -348,11 +398,11 @@ def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
 
 
 def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | None, str]:
-    if not files.run.path.is_dir() and job.process is not None:  # an element of a local sweep
+    if not files.exists and job.process is not None:  # an element of a local sweep
         if job.process.is_alive():
             return "PENDING", None, "earlier elements of the sweep are running"
         return STOPPED, 1, "The sweep ended before this element was started."
-    if not files.run.path.is_dir():
+    if not files.exists:
         return "UNKNOWN", 1, f"Its run directory under {files.run.path.parent} does not exist."
     process = files.job.process
     if process is None:  # the launcher has just started, or was killed before it wrote job.json

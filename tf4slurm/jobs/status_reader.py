@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError, SchemaVersionError
-from tf4slurm.jobs.registry import KnownJob
-from tf4slurm.jobs.status import FORGOTTEN, SLURM_SECONDS, JobStatus, read_status
+from tf4slurm.jobs.registry import KnownJob, find_run_directories
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.status import FORGOTTEN, SLURM_SECONDS, JobStatus, SlurmEnds, read_status
 from tf4slurm.slurm.commands import query_queue
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import QueueEntry
@@ -19,7 +19,10 @@ _WORST_FIRST = (FAILED, "LOST", FORGOTTEN, "UNKNOWN", STOPPED, REQUEUED, COMPLET
 
 
 class StatusReader:
-    """Reads the state of jobs repeatedly. Each call of `read` reads their files, but may reuse Slurm's last answer."""
+    """Reads the state of jobs repeatedly. Each call of `read` reads their files, but may reuse Slurm's last answer.
+
+    The files of elements that have ended are read again only after the next answer.
+    """
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
         """Query Slurm at most once per `ask_seconds` (default 10).
@@ -31,7 +34,9 @@ class StatusReader:
         self._refuse_newer = refuse_newer
         self._ask_seconds = ask_seconds
         self._asked_at = -math.inf
-        self._entries: dict[JobId, QueueEntry] = {}
+        self._entries: dict[int, list[QueueEntry]] = {}
+        self._ends = SlurmEnds()
+        self._ended: dict[str, tuple[Sequence[RunDirectory], JobStatus]] = {}
         self._warnings: list[str] = []
 
     def read(self) -> list[JobStatus]:
@@ -42,40 +47,55 @@ class StatusReader:
         return [self._read(job) for job in self._jobs]
 
     def _ask_slurm(self, job_ids: Sequence[JobId]) -> None:
-        self._entries, self._warnings = {}, []
+        self._entries, self._warnings, self._ends, self._ended = {}, [], SlurmEnds(), {}
         try:
             entries = query_queue(job_ids, timeout_seconds=SLURM_SECONDS)
         except LaunchError as error:
             self._warnings = [f"Slurm's information is missing: {error}"]
             return
-        self._entries = {entry.job_id: entry for entry in entries}
+        for entry in entries:
+            self._entries.setdefault(entry.job_id.number, []).append(entry)
 
     def _read(self, job: KnownJob) -> JobStatus:
         own = job.slurm_id
         if own is None:
-            elements = [self._read_one(each, None) for each in job.elements]
-            return combine(job, elements) if elements else self._read_one(job, None)
+            if job.array:  # a local sweep
+                return combine(job, [self._read_one(each, None, each.run_directories) for each in job.elements])
+            return self._read_one(job, None, job.run_directories)
+        entries = self._entries.get(own.number, [])
         if own.element is None:
-            found = [entry.job_id.element for entry in self._entries.values() if entry.job_id.number == own.number]
-            indices = [index for index in found if index is not None]
+            indices = [entry.job_id.element for entry in entries if entry.job_id.element is not None]
             if job.array or indices:
-                whole = job if own.elements else job.with_elements(indices)
-                return combine(job, [self._read_one(each, self._find_entry(each.slurm_id)) for each in whole.elements])
-        return self._read_one(job, self._find_entry(own))
+                return self._read_array(job if own.elements else job.with_elements(indices), entries)
+        return self._read_one(job, _find_entry(own, entries), job.run_directories)
 
-    def _find_entry(self, job_id: JobId | None) -> QueueEntry | None:
-        """Return the entry of a job. For a heterogeneous job it is that of its first component."""
-        if job_id is None:
-            return None
-        return self._entries.get(job_id) or self._entries.get(dataclasses.replace(job_id, component=0))
+    def _read_array(self, job: KnownJob, entries: Sequence[QueueEntry]) -> JobStatus:
+        elements, states = job.elements, []
+        by_id = {str(entry.job_id): entry for entry in entries}
+        for element, runs in zip(elements, find_run_directories(elements), strict=True):
+            job_id = str(element.job_id)
+            before = self._ended.get(job_id)  # thousands of files would be read every second
+            status = before[1] if before and before[0] == runs else self._read_one(element, by_id.get(job_id), runs)
+            if status.has_ended:
+                self._ended[job_id] = runs, status
+            states.append(status)
+        return combine(job, states)
 
-    def _read_one(self, job: KnownJob, entry: QueueEntry | None) -> JobStatus:
+    def _read_one(self, job: KnownJob, entry: QueueEntry | None, runs: Sequence[RunDirectory]) -> JobStatus:
         try:
-            return read_status(job, entry, self._warnings if job.job_id else ())
+            return read_status(job, entry, self._warnings if job.job_id else (), runs=runs, ends=self._ends)
         except SchemaVersionError as error:
             if self._refuse_newer:
                 raise
             return JobStatus(job_id=job.job_id, name=job.name, state="UNKNOWN", reason=str(error), started=job.started)
+
+
+def _find_entry(job_id: JobId, entries: Sequence[QueueEntry]) -> QueueEntry | None:
+    """Return the entry of a job. For a heterogeneous job it is that of the first component that has not ended."""
+    components = [entry for entry in entries if entry.job_id.component is not None]
+    if job_id.component is None and not job_id.elements and components:
+        return next((entry for entry in components if not entry.has_ended), components[0])
+    return next((entry for entry in entries if entry.job_id == job_id), None)
 
 
 def combine(job: KnownJob, elements: Sequence[JobStatus]) -> JobStatus:

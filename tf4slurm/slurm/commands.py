@@ -7,6 +7,7 @@ default after 30 s) or prints no valid output. The message contains the end of t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -33,6 +34,7 @@ from tf4slurm.slurm.parsing import (
     parse_accounting,
     parse_allocation,
     parse_comments,
+    parse_exit_codes,
     parse_fields,
     parse_job,
     parse_job_id,
@@ -261,10 +263,15 @@ def find_jobs_with_comment(comment: str, environ: Mapping[str, str], *, timeout_
     return parse_comments(done.stdout, comment)
 
 
-def query_accounting(job_id: JobId, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, int] | None:
-    """Return Slurm's state and the exit code of a job from sacct, or None if sacct does not know the job."""
+def query_accounting(job_id: JobId, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> dict[JobId, tuple[str, int]]:
+    """Return Slurm's state and the exit code of a job, or of each element or component of it, from sacct."""
     command = ("sacct", "-n", "-X", "-P", "-j", str(job_id), "-o", ACCOUNTING_FORMAT)
     return parse_accounting(_read(command, timeout_seconds))
+
+
+def query_exit_codes(job_id: JobId, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> dict[JobId, int]:
+    """Return the exit code of a job, or of each element or component of it, from the controller."""
+    return parse_exit_codes(_read(("scontrol", "show", "job", str(job_id)), timeout_seconds))
 
 
 def signal_batch(job_id: JobId, signal_name: str) -> None:
@@ -277,28 +284,42 @@ def signal_batch(job_id: JobId, signal_name: str) -> None:
     environ = _without_user_defaults(os.environ)
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environ
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environ,
+            start_new_session=True,  # a site's wrapper may run scancel as a child
         )
     except OSError as error:
         raise LaunchError(f"{_shorten(command)} cannot be started: {error}.", command=command, returncode=-1) from error
-    timer = threading.Timer(_TIMEOUT_SECONDS, process.kill)
+    timer = threading.Timer(_TIMEOUT_SECONDS, _kill_group, [process])
     timer.daemon = True
     timer.start()
     lines = []
-    with process:
-        for line in process.stderr or ():
-            lines.append(line)
-            if _TRANSITIONAL in line:
-                process.kill()
-                timer.cancel()
-                return
-    timer.cancel()
+    try:
+        with process:
+            for line in process.stderr or ():
+                lines.append(line)
+                if _TRANSITIONAL in line:
+                    _kill_group(process)
+                    return
+    finally:
+        timer.cancel()
     if process.returncode != 0:
         words = "".join(lines).strip()[-500:]
         message = f"{_shorten(command)} exited with code {process.returncode}: {words}"
         if process.returncode == -signal.SIGKILL:
             message = f"{_shorten(command)} timed out after {_TIMEOUT_SECONDS:g} s. Try again."
         raise LaunchError(message, command=command, returncode=process.returncode, stderr="".join(lines))
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill a process that leads a process group, and the group. Do nothing if the process has ended."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def cancel_job(*job_ids: JobId) -> None:

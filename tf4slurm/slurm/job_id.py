@@ -99,7 +99,7 @@ def parse_indices(text: str) -> tuple[int, ...]:
         ValueError: The text is not numbers and ranges, has too large an index, or is shortened ("1,3,..."), as squeue
             does with long ones.
     """
-    ranges = []
+    ranges: list[range] = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         first, last = (int(match["first"]), int(match["last"] or match["first"])) if match else (0, -1)
@@ -108,4 +108,6 @@ def parse_indices(text: str) -> tuple[int, ...]:
         if last > MAX_INDEX:
             raise ValueError(f"{text!r}: Slurm's largest index is {MAX_INDEX}")
         ranges.append(range(first, last + 1, int(match["step"] or 1)))
+    if sum(map(len, ranges)) > MAX_INDEX + 1:  # from a file that another user wrote, it would take all memory
+        raise ValueError(f"{text[:100]!r} repeats indices: Slurm has {MAX_INDEX + 1} at most")
     return tuple(sorted(set(itertools.chain(*ranges))))

@@ -15,7 +15,7 @@ from tf4slurm.slurm.job_id import JobId
 
 SQUEUE_FORMAT = "%i|%T|%r|%M|%l|%S|%N"
 COMMENT_FORMAT = "%i|%k"
-ACCOUNTING_FORMAT = "State,ExitCode"
+ACCOUNTING_FORMAT = "JobID,State,ExitCode"
 ENDED_STATES = {
     "COMPLETED": COMPLETED,
     **dict.fromkeys(("CANCELLED", "DEADLINE", "PREEMPTED", "TIMEOUT"), STOPPED),
@@ -25,7 +25,10 @@ ENDED_STATES = {
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 _STATE = re.compile(r"[A-Z_]+")
-_ACCOUNTING_LINE = re.compile(r"^(?P<state>[A-Z_]+)\+?( by \d+)?\|(?P<codes>\d+:\d+)\s*$", re.MULTILINE)
+_ACCOUNTING_LINE = re.compile(
+    r"^\s*(?P<job_id>[^|\s]+)\|(?P<state>[A-Z_]+)\+?( by \d+)?\|(?P<codes>\d+:\d+)\s*$", re.MULTILINE
+)
+_JOB_RECORD = re.compile(r"^JobId=.*(\n[ \t]+\S.*)*", re.MULTILINE)
 _REASONS = {
     "AssocGrpCPUMinutesLimit": "your group has used all its CPU time",
     "AssocGrpGRES": "your group uses as many GPUs as its limit allows",
@@ -224,13 +227,29 @@ def parse_comments(text: str, comment: str) -> list[JobId]:
     return list(found)
 
 
-def parse_accounting(text: str) -> tuple[str, int] | None:
-    """Return Slurm's state and the exit code of the first job in sacct's output, or None without a job.
+def parse_accounting(text: str) -> dict[JobId, tuple[str, int]]:
+    """Return Slurm's state and the exit code of each job in sacct's output in `ACCOUNTING_FORMAT`."""
+    found = {}
+    for match in _ACCOUNTING_LINE.finditer(text):
+        with contextlib.suppress(ValueError):
+            found[JobId.parse(match["job_id"])] = match["state"], parse_exit_code(match["codes"])
+    return found
 
-    The format of the output is `ACCOUNTING_FORMAT`.
-    """
-    match = _ACCOUNTING_LINE.search(text)
-    return (match["state"], parse_exit_code(match["codes"])) if match else None
+
+def parse_exit_codes(text: str) -> dict[JobId, int]:
+    """Return the exit code of each job, element or component in the output of `scontrol show job ID`."""
+    found = {}
+    for record in _JOB_RECORD.finditer(text):
+        fields = parse_fields(record[0])
+        whole, element = fields.get("ArrayJobId", fields["JobId"]), fields.get("ArrayTaskId")
+        component = fields.get("HetJobOffset")
+        if component is not None:
+            text = f"{fields.get('HetJobId')}+{component}"
+        else:
+            text = whole if element is None else f"{whole}_{element}"
+        with contextlib.suppress(ValueError):  # such as 19_2-9%2, for pending elements together
+            found[JobId.parse(text)] = parse_exit_code(fields.get("ExitCode", ""))
+    return found
 
 
 def parse_layout(text: str) -> list[str]:

@@ -20,10 +20,16 @@ _VALUE = re.compile(r'(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<plain>[^",][^,]*))(?P<en
 
 @dataclass(frozen=True)
 class ArrayElement:
-    """One element of a job array: its index in the array, and the names and values of its varied arguments."""
+    """One element of a job array: its index in the array, and the names and values of its varied arguments.
+
+    `name` and `runs_directory` are those of its run directory, if they do not follow from the array's: the array was
+    submitted without tf4slurm, and the element registered itself.
+    """
 
     index: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
+    name: str = ""
+    runs_directory: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,443 @@
+"""Job arrays and heterogeneous jobs in the verbs, with fakes of Slurm's programs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tf4slurm import api
+from tf4slurm.cli.jobs import list_, resume, wait
+from tf4slurm.cli.jobs import status as status_verb
+from tf4slurm.errors import JobStateError, WaitTimeoutError
+from tf4slurm.jobs import cancellation
+from tf4slurm.jobs.registry import KnownJob, find_job, register_cancelled, register_job
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile
+from tf4slurm.jobs.status import FORGOTTEN, JobStatus
+from tf4slurm.jobs.status_reader import StatusReader
+from tf4slurm.slurm.job_id import JobId
+from tf4slurm.spec.points import ArrayElement
+
+NO_ANSWER = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+SCRIPT = "#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --array=0-5%2\nexec train\n"
+
+
+class FakeSlurm:
+    """Fakes of Slurm's programs in `directory`, first on PATH. Each call is a line of the file "calls"."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "bin"
+        self.directory.mkdir()
+        self.runs = directory / "runs"
+        self.runs.mkdir()
+        self.set_queue()
+        self.fake("sacct", "exit 1")
+        self.fake("scancel", "true")
+        self.fake("sbatch", f"cat > {self.directory}/script; echo 50")
+        self.set_jobs("JobId=19 ArrayJobId=19 ArrayTaskId=0 BatchFlag=1 JobState=RUNNING Partition=p ExitCode=0:0")
+
+    def fake(self, name: str, body: str) -> None:
+        text = f'#!/bin/sh\necho "{name} $*" >> {self.directory}/calls\n{body}\n'
+        (self.directory / name).write_text(text)
+        (self.directory / name).chmod(0o755)
+
+    def set_queue(self, **states: str) -> None:
+        """Let squeue print jobs with their states. The names of the arguments are "j" and the id, with p for "+"."""
+        lines = [f"{name[1:].replace('p', '+')}|{state}|None|0:01|1:00|N/A|n1" for name, state in states.items()]
+        (self.directory / "queue").write_text("".join(f"{line}\n" for line in lines))
+        gone = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+        self.fake("squeue", f"cat {self.directory}/queue" if lines else gone)
+
+    def set_jobs(self, *records: str) -> None:
+        lines = "\n".join(records)
+        self.fake(
+            "scontrol",
+            f'[ "$2" = partition ] && {{ echo "PartitionName=p PreemptMode=OFF"; exit; }}\ncat <<END\n{lines}\nEND',
+        )
+
+    def calls(self, program: str) -> list[str]:
+        path = self.directory / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.removeprefix(f"{program} ") for line in lines if line.startswith(f"{program} ")]
+
+    def register(self, job_id: str, indices: Sequence[int] = (), name: str = "train") -> KnownJob:
+        elements = [ArrayElement(index, {"lr": f"0.{index}"}) for index in indices]
+        return register_job(f"{name}-{job_id}", self.runs, os.environ, job_id, elements)
+
+    def run(self, name: str, state: str | None = None, exit_code: int = 0, age: float = 0.0) -> RunDirectory:
+        """Create a run directory: with a result, if `state` is given, otherwise of a launcher that runs."""
+        run = RunDirectory.create(self.runs, name)
+        run.write(JobFile(name="train", grace_period_seconds=0.1, process=Process.of(os.getpid())))
+        run.write(StatusFile(time=time.time() - age, phase="training", heartbeat_timeout_seconds=10.0))
+        if state is not None:
+            run.write_result(ResultFile(state, exit_code, f"It is {state}."))
+        return run
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name, seconds in (("_POLL_SECONDS", 0.05), ("_MARGIN_SECONDS", 0.2), ("_SLURM_SECONDS", 0.0)):
+        monkeypatch.setattr(cancellation, name, seconds)
+    monkeypatch.setattr(cancellation, "_KILL_SECONDS", 0.3)
+    return FakeSlurm(tmp_path)
+
+
+def states(status: JobStatus) -> list[str]:
+    return [each.state for each in status.elements]
+
+
+@pytest.mark.parametrize(
+    ("results", "queue", "state", "exit_code", "elements"),
+    [
+        ({}, {0: "PENDING", 1: "PENDING"}, "PENDING", None, ["PENDING", "PENDING"]),
+        ({0: ("COMPLETED", 0)}, {1: "PENDING"}, "PENDING", None, ["COMPLETED", "PENDING"]),
+        ({0: ("FAILED", 7), 1: None}, {1: "RUNNING"}, "RUNNING", None, ["FAILED", "RUNNING"]),
+        ({1: None}, {0: "PENDING", 1: "RUNNING"}, "RUNNING", None, ["PENDING", "RUNNING"]),
+        ({0: ("COMPLETED", 0), 1: ("COMPLETED", 0)}, {}, "COMPLETED", 0, ["COMPLETED", "COMPLETED"]),
+        ({0: ("STOPPED", 130), 1: ("FAILED", 7)}, {}, "FAILED", 7, ["STOPPED", "FAILED"]),
+        ({0: ("STOPPED", 130), 1: ("COMPLETED", 0)}, {}, "STOPPED", 130, ["STOPPED", "COMPLETED"]),
+        ({0: ("COMPLETED", 0)}, {1: "CANCELLED"}, "STOPPED", 1, ["COMPLETED", "STOPPED"]),
+        ({0: ("FAILED", 7)}, {}, "FAILED", None, ["FAILED", FORGOTTEN]),  # the exit code of element 1 is unknown
+        ({0: ("COMPLETED", 0)}, {}, FORGOTTEN, None, ["COMPLETED", FORGOTTEN]),
+        ({}, {}, FORGOTTEN, None, [FORGOTTEN, FORGOTTEN]),
+        ({0: ("FAILED", 7)}, {0: "RUNNING", 1: "PENDING"}, "PENDING", None, ["FAILED", "PENDING"]),
+        ({0: ("REQUEUED", 75)}, {0: "PENDING", 1: "PENDING"}, "PENDING", None, ["PENDING", "PENDING"]),
+        ({0: ("REQUEUED", 75), 1: ("FAILED", 7)}, {0: "RUNNING"}, "RUNNING", None, ["RUNNING", "FAILED"]),
+    ],
+)
+def test_state_of_an_array_is_combined_from_its_elements(
+    slurm: FakeSlurm,
+    results: dict[int, tuple[str, int] | None],
+    queue: dict[int, str],
+    state: str,
+    exit_code: int | None,
+    elements: list[str],
+) -> None:
+    slurm.register("19", range(2))
+    for index, result in results.items():
+        slurm.run(f"train-19_{index}", *(result or ()))
+    slurm.set_queue(**{f"j19_{index}": word for index, word in queue.items()})
+    status = api.status("19")
+    assert (status.state, status.exit_code, states(status)) == (state, exit_code, elements)
+    assert status.can_change == (exit_code is None and FORGOTTEN not in elements)
+    assert [each.labels for each in status.elements] == [{"lr": "0.0"}, {"lr": "0.1"}]
+
+
+def test_elements_that_only_slurm_knows_belong_to_the_array(slurm: FakeSlurm) -> None:
+    slurm.register("19", [1])
+    slurm.register("20")  # by an older version
+    slurm.set_queue(j19_1="RUNNING", j19_7="PENDING", j20_3="RUNNING", j20_4="PENDING")
+    assert [each.job_id for each in api.status("19").elements] == ["19_1", "19_7"]
+    assert [each.name for each in api.status("20").elements] == ["train-20_3", "train-20_4"]
+    assert api.status("19_[1]").elements == ()
+
+
+def test_ended_elements_without_result_have_the_end_that_slurm_knows(slurm: FakeSlurm) -> None:
+    """Slurm is asked once for all of them."""
+    slurm.register("19", range(5))
+    slurm.set_queue(j19_0="FAILED", j19_1="CANCELLED", j19_2="COMPLETED", j19_3="TIMEOUT", j19_4="FAILED")
+    slurm.set_jobs(
+        *(
+            f"JobId={30 + index} ArrayJobId=19 ArrayTaskId={index} ExitCode={codes}\n"
+            for index, codes in enumerate(("3:0", "0:15", "0:0", "0:0", "0:9"))
+        )
+    )
+    reader = StatusReader([find_job("19", os.environ)])
+    for _ in range(2):
+        (status,) = reader.read()
+        assert [(each.state, each.exit_code) for each in status.elements] == [
+            ("FAILED", 3),
+            ("STOPPED", 143),
+            ("COMPLETED", 0),
+            ("STOPPED", 1),
+            ("FAILED", 137),
+        ]
+    assert (len(slurm.calls("sacct")), len(slurm.calls("scontrol")), len(slurm.calls("squeue"))) == (1, 1, 1)
+    slurm.fake("sacct", "for i in 0 1 2 3; do echo \"19_$i|FAILED|$i:0\"; done; echo '19_4|RUNNING|0:0'")
+    slurm.set_queue()
+    status = api.status("19")
+    assert [each.exit_code for each in status.elements] == [1, 1, 2, 3, None]
+    assert (states(status)[4], status.exit_code) == (FORGOTTEN, None)
+
+
+def test_element_cancelled_while_pending_is_stopped_after_slurm_has_forgotten_it(slurm: FakeSlurm) -> None:
+    job = slurm.register("19", range(4))
+    slurm.run("train-19_2")  # it started before the cancellation, and was killed
+    register_cancelled(job, JobId(19, (1, 2)), os.environ)
+    assert states(api.status("19")) == [FORGOTTEN, "STOPPED", FORGOTTEN, FORGOTTEN]
+    plain = slurm.register("17")
+    register_cancelled(plain, JobId(17), os.environ)
+    assert api.status("17").state == "STOPPED"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+def test_directory_of_another_user_in_the_place_of_a_pending_elements_is_not_read(slurm: FakeSlurm) -> None:
+    slurm.register("19", range(2))
+    slurm.set_queue(j19_0="PENDING", j19_1="RUNNING")
+    for index in range(2):
+        os.chown(slurm.run(f"train-19_{index}", "COMPLETED").path, 65534, 65534)
+    assert states(api.status("19")) == ["PENDING", "RUNNING"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "state"),
+    [
+        ({"j22p0": "RUNNING", "j22p1": "RUNNING"}, "RUNNING"),
+        ({"j22p0": "RUNNING", "j22p1": "FAILED"}, "RUNNING"),
+        ({"j22p0": "CANCELLED", "j22p1": "RUNNING"}, "RUNNING"),
+        ({"j22p0": "PENDING", "j22p1": "PENDING"}, "PENDING"),
+        ({"j22p1": "COMPLETING"}, "COMPLETING"),
+        ({"j22p0": "FAILED", "j22p1": "CANCELLED"}, "FAILED"),
+        ({}, FORGOTTEN),
+    ],
+)
+def test_state_of_a_heterogeneous_job(slurm: FakeSlurm, queue: dict[str, str], state: str) -> None:
+    slurm.register("22")
+    slurm.set_queue(**queue)
+    slurm.set_jobs(
+        "JobId=22 HetJobId=22 HetJobOffset=0 ExitCode=3:0\n", "JobId=23 HetJobId=22 HetJobOffset=1 ExitCode=4:0"
+    )
+    status = api.status("22")
+    assert (status.state, status.exit_code, status.elements) == (state, 3 if state == "FAILED" else None, ())
+    assert api.status("22+1").job_id == "22"
+
+
+def test_without_an_answer_of_slurm_elements_are_unknown_unless_their_files_show_more(slurm: FakeSlurm) -> None:
+    slurm.register("19", range(4))
+    slurm.run("train-19_0", "COMPLETED")
+    slurm.run("train-19_1")
+    slurm.run("train-19_2", age=1000)
+    slurm.fake("squeue", NO_ANSWER)
+    status = api.status("19")
+    assert states(status) == ["COMPLETED", "RUNNING", "UNKNOWN", "UNKNOWN"]
+    assert (status.exit_code, status.can_change) == (None, True)
+    assert "Unable to contact slurm controller" in status.warnings[0]
+    assert not slurm.calls("sacct"), "it would be asked in vain"
+    verbs: tuple[Callable[[str], JobStatus], ...] = (api.cancel, api.resume)
+    for verb, text in itertools.product(verbs, ("19", "19_3")):
+        with pytest.raises(JobStateError, match="It is unknown whether train-19_"):
+            verb(text)
+    assert not slurm.calls("scancel") + slurm.calls("sbatch")
+
+
+def test_ended_element_is_read_again_only_after_an_answer_of_slurm(slurm: FakeSlurm) -> None:
+    """But a new run directory, of a requeued element, is seen at once."""
+    slurm.register("19", range(2))
+    first = slurm.run("train-19_0", "REQUEUED", 75)
+    slurm.run("train-19_1", "COMPLETED")
+    reader = StatusReader([find_job("19", os.environ)])
+    assert states(reader.read()[0]) == ["REQUEUED", "COMPLETED"]
+    first.write_result(ResultFile("FAILED", 7))
+    assert states(reader.read()[0])[0] == "REQUEUED"
+    slurm.run("train-19_0", "COMPLETED")
+    assert states(reader.read()[0])[0] == "COMPLETED"
+
+
+@pytest.mark.parametrize("answer", ["forgotten", "unknown"])
+@pytest.mark.parametrize("text", ["19", "19_1", "19_[0-1]", "17"])
+@pytest.mark.parametrize("grace", [None, 0])
+def test_cancel_of_what_may_have_ended_is_refused(
+    slurm: FakeSlurm, text: str, answer: str, grace: float | None
+) -> None:
+    slurm.register("19", range(2))
+    slurm.register("17")
+    slurm.run("train-19_0", "COMPLETED")
+    if answer == "unknown":
+        slurm.fake("squeue", NO_ANSWER)
+    with pytest.raises(JobStateError) as caught:
+        api.cancel(text, grace_period_seconds=grace)
+    name = "train-17" if text == "17" else "train-19_1"
+    assert str(caught.value).startswith(f"It is unknown whether {name} still runs, so nothing was changed. ")
+    assert ("Unable to contact slurm controller" in str(caught.value)) == (answer == "unknown")
+    assert not slurm.calls("scancel")
+
+
+def test_cancel_ends_pending_elements_before_it_asks_running_ones(slurm: FakeSlurm) -> None:
+    slurm.register("19", range(6))
+    slurm.run("train-19_0")
+    slurm.run("train-19_5", "COMPLETED")
+    slurm.set_queue(j19_0="RUNNING", j19_1="RUNNING", j19_2="PENDING", j19_4="PENDING")
+    result = slurm.runs / "train-19_0" / "result.json"
+    stop = json.dumps({"state": "STOPPED", "exit_code": 130})
+    ended = f"sed -i s/PENDING/CANCELLED/ {slurm.directory}/queue"
+    killed = f"sed -i '/19_1/s/RUNNING/CANCELLED/' {slurm.directory}/queue"
+    slurm.fake("scancel", f"case $* in *signal*) echo '{stop}' > {result};; *19_1) {killed};; *) {ended};; esac")
+    sentences: list[str] = []
+    status = api.cancel("19", on_progress=sentences.append)
+    assert slurm.calls("scancel") == ["19_[2,4]", "--verbose --signal=INT --batch 19_0", "19_1"]
+    assert states(status) == ["STOPPED", "STOPPED", "STOPPED", FORGOTTEN, "STOPPED", "COMPLETED"]
+    assert sentences[0] == "train-19: 2 pending elements cancelled."
+    assert sentences[1].startswith("1 element of train-19 are asked to save and stop")
+    assert sentences[2].startswith("train-19: nothing runs any more. 6 elements: 1 COMPLETED, 4 STOPPED, 1 FORGOTTEN.")
+    assert find_job("19", os.environ).cancelled == "19_[2,4]"
+
+
+@pytest.mark.parametrize("text", ["19_1", "19_[1-1]", "19_[1-2]"])
+def test_cancel_of_some_elements_leaves_the_others(slurm: FakeSlurm, text: str) -> None:
+    """Also if the array was submitted without tf4slurm."""
+    for index in range(3):
+        slurm.register(f"19_{index}")
+    slurm.set_queue(j19_0="RUNNING", j19_1="RUNNING", j19_2="PENDING", j19_3="PENDING")
+    api.cancel(text)
+    named = {word for call in slurm.calls("scancel") for word in call.split()}
+    assert named == ({"19_1", "19_2"} if text == "19_[1-2]" else {"19_1"})
+
+
+def test_job_that_is_requeued_while_it_is_asked_to_stop_is_cancelled(slurm: FakeSlurm) -> None:
+    slurm.register("17")
+    slurm.run("train-17")
+    slurm.set_queue(j17="RUNNING")
+    slurm.fake("scancel", f"case $* in *signal*) sed -i s/RUNNING/PENDING/ {slurm.directory}/queue;; esac")
+    slurm.set_jobs("JobId=17 BatchFlag=1 JobState=RUNNING Partition=p")
+    slurm.run("train-17", "REQUEUED", 75)
+    sentences: list[str] = []
+    api.cancel("17", on_progress=sentences.append)
+    assert slurm.calls("scancel") == ["--verbose --signal=INT --batch 17", "17"]
+    assert sentences[-1] == "train-17 did not stop in time and was killed."
+
+
+def test_controller_that_fails_during_a_cancellation_is_no_end_of_the_job(slurm: FakeSlurm) -> None:
+    slurm.register("17")
+    slurm.run("train-17", age=1000)
+    slurm.set_queue(j17="RUNNING")
+    slurm.set_jobs("JobId=17 BatchFlag=1 JobState=RUNNING Partition=p")
+    slurm.fake("scancel", f"printf '#!/bin/sh\\nexit 1\\n' > {slurm.directory}/squeue")
+    sentences: list[str] = []
+    with pytest.raises(JobStateError, match="unknown whether train-17 still runs, because Slurm does not answer"):
+        api.cancel("17", on_progress=sentences.append)
+    assert len(slurm.calls("scancel")) == 1
+    assert len(sentences) == 1
+
+
+def test_job_of_salloc_is_cancelled_because_no_batch_script_can_save(slurm: FakeSlurm) -> None:
+    slurm.register("17")
+    slurm.run("train-17")
+    slurm.set_queue(j17="RUNNING")
+    slurm.set_jobs("JobId=17 BatchFlag=0 JobState=RUNNING Partition=p")
+    api.cancel("17")
+    assert slurm.calls("scancel")[0] == "17"
+    assert not any("signal" in call for call in slurm.calls("scancel"))
+
+
+def keep_script(slurm: FakeSlurm, name: str = "train-19") -> None:
+    (slurm.runs / f"{name}.sh").write_text(SCRIPT)
+    (slurm.runs / f"{name}.sh").chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("results", "queue", "words"),
+    [
+        ({0: "COMPLETED", 1: "COMPLETED"}, {}, "All 2 elements of train-19 have completed."),
+        ({0: "FAILED", 1: None}, {"j19_1": "RUNNING"}, "train-19_1 is still RUNNING."),
+        ({0: "FAILED"}, {"j19_1": "PENDING"}, "train-19_1 is still PENDING."),
+        ({0: "FAILED"}, {}, "It is unknown whether train-19_1 has ended. Slurm no longer has this job"),
+        ({}, {}, "It is unknown whether train-19_0 has ended. Slurm no longer has this job"),
+    ],
+)
+def test_resume_is_refused(slurm: FakeSlurm, results: dict[int, str | None], queue: dict[str, str], words: str) -> None:
+    slurm.register("19", range(2))
+    keep_script(slurm)
+    for index, state in results.items():
+        slurm.run(f"train-19_{index}", state, 0 if state == "COMPLETED" else 7)
+    slurm.set_queue(**queue)
+    with pytest.raises(JobStateError) as caught:
+        api.resume("19")
+    assert words in str(caught.value)
+    assert not slurm.calls("sbatch")
+
+
+def test_resumed_array_keeps_limit_labels_and_name(slurm: FakeSlurm) -> None:
+    slurm.register("19", range(6))
+    keep_script(slurm)
+    for index in range(6):
+        slurm.run(f"train-19_{index}", *(("FAILED", 7) if index in (1, 4, 5) else ("COMPLETED", 0)))
+    api.resume("19", environ={**os.environ, "SBATCH_ARRAY_INX": "0-99"})
+    assert slurm.calls("sbatch")[0].split()[-1] == "--array=1,4-5%2"
+    for index in (1, 4, 5):
+        slurm.run(f"train-50_{index}", *(("COMPLETED", 0) if index == 4 else ("STOPPED", 130)))
+    slurm.fake("sbatch", "cat > /dev/null; echo 51")
+    done = CliRunner().invoke(resume, ["50"], obj=dict(os.environ))
+    assert (done.exit_code, done.stdout) == (0, "51\n")
+    assert slurm.calls("sbatch")[1].split()[-1] == "--array=1,5%2"
+    job = find_job("51", os.environ)
+    assert job.name == "train-51"
+    assert [(each.name, each.labels) for each in job.elements] == [
+        ("train-51_1", {"lr": "0.1"}),
+        ("train-51_5", {"lr": "0.5"}),
+    ]
+    assert job.batch_script.read_text() == SCRIPT
+    api.resume("50_4")
+    assert slurm.calls("sbatch")[2].split()[-1] == "--array=4%2"
+
+
+def invoke_wait(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(wait, words)
+    return done.exit_code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("results", "code", "lines"),
+    [
+        ([("COMPLETED", 0), ("COMPLETED", 0)], 0, ["train-19 COMPLETED, exit code 0. 2 elements: 2 COMPLETED."]),
+        (
+            [("FAILED", 9), ("STOPPED", 130)],
+            9,
+            [
+                "train-19 FAILED, exit code 9. 2 elements: 1 STOPPED, 1 FAILED.",
+                "train-19_0 FAILED, exit code 9. It is FAILED.",
+                "train-19_1 STOPPED, exit code 130. It is STOPPED.",
+            ],
+        ),
+        (
+            [("COMPLETED", 0), None],
+            1,
+            ["train-19 FORGOTTEN. 2 elements: 1 COMPLETED, 1 FORGOTTEN.", "train-19_1 FORGOTTEN. Slurm no longer has"],
+        ),
+    ],
+)
+def test_wait_exits_with_the_code_of_the_worst_element(
+    slurm: FakeSlurm, results: list[tuple[str, int] | None], code: int, lines: list[str]
+) -> None:
+    slurm.register("19", range(2))
+    for index, result in enumerate(results):
+        if result is not None:
+            slurm.run(f"train-19_{index}", *result)
+    exit_code, printed = invoke_wait("19")
+    shown = printed.splitlines()
+    assert (exit_code, len(shown)) == (code, len(lines))
+    assert all(line.startswith(f"tf4slurm: {expected}") for line, expected in zip(shown, lines, strict=True)), shown
+
+
+def test_wait_shows_how_many_elements_are_done_and_exits_with_124_in_time(slurm: FakeSlurm) -> None:
+    slurm.register("19", range(3))
+    slurm.run("train-19_0", "FAILED", 7)
+    slurm.set_queue(j19_1="RUNNING", j19_2="PENDING")
+    done = CliRunner().invoke(wait, ["19", "--timeout", "0"])
+    assert isinstance(done.exception, WaitTimeoutError)
+    assert done.exception.exit_code == 124
+    assert done.stderr.splitlines()[0] == "tf4slurm: train-19 1 of 3 done, 1 failed"
+
+
+def test_ten_thousand_elements_are_shown_with_few_calls_of_slurms_programs(slurm: FakeSlurm) -> None:
+    """An array of this size was cancelled while it was pending, except for some elements that ended before."""
+    slurm.register("19", range(10_000))
+    for index in range(20):
+        slurm.run(f"train-19_{index}", "COMPLETED")
+    slurm.set_queue(**{f"j19_{index}": "CANCELLED" for index in range(20, 10_000)})
+    for verb in (status_verb, list_):
+        started = time.process_time()
+        done = CliRunner().invoke(verb, ["19"] if verb is status_verb else [], obj={})
+        assert done.exit_code == 0, done.output
+        assert time.process_time() - started < 10, "seconds; 1.5 without other load"
+        assert "10000 elements: 20 COMPLETED, 9980 STOPPED." in done.output or "10000 of 10000 done" in done.output
+    assert len(slurm.calls("squeue") + slurm.calls("sacct") + slurm.calls("scontrol")) == 6
