@@ -114,7 +114,8 @@ def resume(
     """Start an ended job again with the same options in the same directory. Return the new job's state.
 
     A batch job is submitted again. Of a job array, the elements that did not complete are submitted again, as a new
-    array. A local job runs to its end in a child process.
+    array. A local job runs to its end in a child process. Of a sweep of local jobs, only a single element can be
+    resumed.
 
     Args:
         environ: Environment variables of the new batch job, by default those of this process.
@@ -122,7 +123,8 @@ def resume(
             command in place of this process, and never returns. By default the command runs in a child process.
 
     Raises:
-        JobStateError: The job has not ended, or it is unknown whether it has, or all elements of an array completed.
+        JobStateError: The job has not ended, or it is unknown whether it has, or all elements of an array completed, or
+            it is a whole sweep of local jobs.
         UntrustedFileError: Another user could have written the job's files.
         RunDirectoryError: Neither a batch script nor a command line was kept.
         RefusedError, LaunchError: sbatch refused the job, or cannot be started. Or as for `run`.
@@ -165,6 +167,10 @@ def _elements_to_resume(known: KnownJob, state: JobStatus) -> tuple[int, ...]:
         text = f"{running[0].name} is still {running[0].state}. Wait for its end, or cancel it first."
     elif state.elements and all(each.exit_code == 0 for each in parts):
         text = f"All {len(parts)} elements of {known.name} have completed."
+    elif state.elements and known.job_id is None:
+        names = [each.name for each in parts if each.exit_code]
+        text = f"{known.name} is a sweep of local jobs, of which {len(names)} did not complete. Resume one: tf4slurm resume "
+        text += f"{names[0]}, or run them again with tf4slurm run --grid."
     if text:
         raise JobStateError(text, job=known.name, state=state.state)
     if state.elements:
@@ -406,8 +412,9 @@ def make_report(
     Args:
         job: The job. Several jobs, and a job array or sweep, get one page with a table and the curves of all.
         path: Output file, by default report.html in the run directory. For several jobs it is comparison.html in the
-            run directory of the first one, and for an array NAME.html beside the run directories. A .svg or .png file
-            is a picture of the timeline and the charts of one job.
+            run directory of the first one, and for an array NAME.html beside the run directories. If the first of
+            several jobs is an array, it is NAME-comparison.html there. A .svg or .png file is a picture of the timeline
+            and the charts of one job.
 
     Raises:
         RunDirectoryError: A job has no run directory, or `path` cannot be written or has an unknown suffix.
@@ -416,8 +423,8 @@ def make_report(
     jobs = _find_all(job)
     if path is not None:
         where = Path(path).absolute()
-    elif len(jobs) == 1 and jobs[0].array:
-        where = Path(jobs[0].runs_directory) / f"{jobs[0].name}.html"
+    elif jobs[0].array:
+        where = Path(jobs[0].runs_directory) / f"{jobs[0].name}{'' if len(jobs) == 1 else '-comparison'}.html"
     else:
         where = latest_run(jobs[0]).path / ("report.html" if len(jobs) == 1 else "comparison.html")
     content = render_report(jobs, where)

@@ -26,6 +26,7 @@ from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
 from tf4slurm.spec.options import options_of, to_fields
+from tf4slurm.spec.points import format_labels
 from tf4slurm.spec.settings import SITE, fill_in, read_settings
 
 _LINE_SECONDS = 5.0
@@ -200,16 +201,31 @@ class Job:
         return Picture(make_picture(JobSummary(latest_run(self._started())), "png", is_short=True))
 
     def __repr__(self) -> str:
-        return f"Job({shlex.join(self._command)}: {self._known.name if self._known else 'not started'})"
+        return (
+            f"{type(self).__name__}({shlex.join(self._command)}: {self._known.name if self._known else 'not started'})"
+        )
 
     def _repr_html_(self) -> str:
         if self._known is None:
             return f"<pre>{escape(repr(self))}</pre>"
         status = self.status()
         code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+        heading: tuple[str, ...] = ("task", "node", "state", "step", "step/s")
         rows = [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
+        if status.elements:
+            heading = ("element", "arguments", "state", "exit code", "step")
+            rows = [
+                (
+                    each.job_id or each.name,
+                    " ".join(format_labels(each.labels)),
+                    each.state,
+                    each.exit_code,
+                    each.furthest_step,
+                )
+                for each in status.elements
+            ]
         texts = (["" if value is None else str(value) for value in row] for row in rows)
-        table = "\n".join(format_table([("task", "node", "state", "step", "step/s"), *texts]))
+        table = "\n".join(format_table([heading, *texts]))
         return (
             f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.reason)}"
             f"<pre>{escape(table)}</pre>"

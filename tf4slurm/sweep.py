@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf4slurm import api
-from tf4slurm.errors import MissingDependencyError, OptionError, RunDirectoryError
+from tf4slurm.errors import MissingDependencyError, OptionError, RunDirectoryError, UnknownJobError
 from tf4slurm.job import Job
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import make_parent
@@ -75,6 +75,23 @@ class Sweep(Job):
         self._points = make_points(grid) if grid else check_points(points)
         if not self._points:
             raise OptionError("A sweep needs a grid or points.", option="grid")
+
+    @classmethod
+    def find(cls, job: str | None = None) -> Sweep:
+        """Return an existing sweep, or another job array, by its Slurm job id or name. By default, return the latest.
+
+        The points of the array are the labels of its elements.
+
+        Raises:
+            UnknownJobError: There is no such job, or it is no array.
+        """
+        known = api.find(job)
+        if not known.array:
+            raise UnknownJobError(f"{known.name} is no sweep and no job array. Use Job.find.", job=known.name)
+        found = cls((), points=[{"index": each.index} for each in known.array])
+        found._points = tuple(each.labels for each in known.array)
+        found._known = known
+        return found
 
     @property
     def points(self) -> tuple[Mapping[str, str], ...]:

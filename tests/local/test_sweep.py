@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import tf4slurm
 from tests.jobs import TF4SLURM
 from tests.processes import wait_until
-from tf4slurm.errors import MissingDependencyError, OptionError, UnknownJobError
+from tf4slurm.errors import JobStateError, MissingDependencyError, OptionError, UnknownJobError
 
 SCRIPT = """
 import argparse, os, sys, time, tf4slurm
@@ -86,6 +87,9 @@ def test_grid_runs_one_after_another_and_ends_with_the_worst_exit_code(place: Pa
     listed = subprocess.run([TF4SLURM, "list"], capture_output=True, text=True).stdout
     assert "4 of 4 done, 2 failed" in listed
     assert listed.count("train-") == 1
+    shown = subprocess.run([TF4SLURM, "status"], capture_output=True, text=True).stdout
+    assert "exited with code 7" in shown
+    assert "Training is done" not in shown
     report = subprocess.run([TF4SLURM, "report"], capture_output=True, text=True)
     assert report.stdout == f"{place / 'runs' / found['name']}.html\n", report.stderr
 
@@ -126,6 +130,32 @@ def test_sweep_in_python_returns_results_and_the_best(place: Path) -> None:
     assert sweep.status().state == "COMPLETED"
     assert sweep.report() == place / "runs" / f"{sweep.status().name}.html"
     assert "tf4slurm" not in sweep.logs()
+    assert re.search(r"^train-.*_2 +lr=1.0 +COMPLETED +0 +3$", sweep._repr_html_().partition("</pre>")[0], re.MULTILINE)
+    found = tf4slurm.Sweep.find(sweep.status().name)
+    assert found.results() == results
+    assert found.points == sweep.points
+    assert repr(found).startswith("Sweep(")
+    with pytest.raises(UnknownJobError, match=r"_1 is no sweep and no job array"):
+        tf4slurm.Sweep.find(f"{sweep.status().name}_1")
+
+
+def test_of_an_ended_local_sweep_one_element_is_resumed(place: Path) -> None:
+    command = [sys.executable, str(place / "train.py"), str(place)]
+    sweep = tf4slurm.Sweep(command, grid={"kind": ["fail", "train"], "lr": [1]}, ps=0, workers=0)
+    assert sweep.run(quiet=True) == 7
+    name = sweep.status().name
+    with pytest.raises(JobStateError, match=f"1 did not complete. Resume one: tf4slurm resume {name}_0, or"):
+        tf4slurm.resume(name)
+    assert tf4slurm.resume(f"{name}_0").exit_code == 7
+
+
+def test_report_of_two_sweeps_is_beside_their_run_directories(place: Path) -> None:
+    sweeps = [tf4slurm.Sweep("true", points=[{"lr": 1}], ps=0, workers=0, name=name) for name in ("one", "two")]
+    assert [sweep.run(quiet=True) for sweep in sweeps] == [0, 0]
+    first, second = (sweep.status().name for sweep in sweeps)
+    path = tf4slurm.make_report([first, second])
+    assert path == place / "runs" / f"{first}-comparison.html"
+    assert f"{second}_0" in path.read_text()
 
 
 def test_table_of_a_sweep_needs_pandas(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,11 @@ PRINTED: Mapping[str, tuple[str, ...]] = {
         r"saved at step (\d+).*exit code 143.*resuming from step \1\b",
         rf"step 2400, loss \S+, test accuracy: {ACCURATE}.*exit code 0",
     ),
+    "11": (
+        r"exit code 0\n(?:\{'lr': .*COMPLETED .*\n){6}.*best: \{'lr': '1', 'units': '32'\}\n.*\.html",
+        r"\{'lr': '0\.0185664', 'units': '32'\}",
+    ),
+    "12": (rf"(?:trial \d: lr \S+ units \d+ COMPLETED.*\n){{6}}best accuracy {ACCURATE}\n",),
 }
 """Patterns in the output of the cells of each notebook."""
 
@@ -102,6 +107,11 @@ TYPED: Mapping[str, tuple[str, ...]] = {
         rf"made \d+ steps.*COMPLETED.*srun.*1: step 150\d, test accuracy: {ACCURATE}",
         r"saved at step (\d+).*REQUEUED.*resuming from step \1\b.*step 9000, .*COMPLETED in",
     ),
+    "11": (
+        r"1_\[2-5%2\] .*exit code 137\n.*6 elements: 5 COMPLETED, 1 FAILED\..*1_1 +lr=0\.01 units=32 +FAILED +137 ",
+        r"\n7\n.*resuming from epoch \d+\nepoch 30 .*tune_digits-1-comparison\.html",
+    ),
+    "12": (rf"4_0 lr 10\.000 units 16: PRUNED.*best: accuracy {ACCURATE} .*4_0 +lr=10 units=16 +STOPPED +130 ",),
 }
 """Patterns in the blocks marked `console` of each notebook."""
 

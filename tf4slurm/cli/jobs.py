@@ -121,7 +121,7 @@ def _element_row(job: JobStatus) -> tuple[str, ...]:
         "-" if job.furthest_step is None else f"{job.furthest_step:,}",
         " ".join(f"{name}={format_number(value)}" for name, value in job.metrics.items() if value is not None) or "-",
         (job.elapsed if job.state != "PENDING" else None) or "-",
-        job.reason.partition(". ")[0] or "-",
+        (job.reason.partition(". ")[0] if job.state != COMPLETED else "") or "-",
     )
 
 
@@ -264,7 +264,8 @@ def resume(environ: dict[str, str], /, job: KnownJob) -> None:
     """Start an ended job again with the same options, in the same working directory.
 
     A submitted job is submitted again, and its new id is printed. Of a job array, the elements that did not complete
-    are submitted again, as a new array. A local job runs here. The script continues from its own checkpoint.
+    are submitted again, as a new array. A local job runs here, and of a local sweep one element (NAME_k). The script
+    continues from its own checkpoint.
     """
 
     def replace_process(command: list[str], directory: Path) -> NoReturn:

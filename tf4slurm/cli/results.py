@@ -126,7 +126,8 @@ def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
     """Write the report of a job, running or ended, as one HTML file that needs no network, and print its path.
 
     Of several jobs, and of a job array, write one page with a table and the curves of all. By default it is
-    comparison.html in the run directory of the first job, or NAME.html beside the run directories of an array.
+    comparison.html in the run directory of the first job, or NAME.html beside the run directories of an array. If the
+    first of several jobs is an array, it is NAME-comparison.html there.
 
     ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job.
     """

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError, SchemaVersionError
+from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob, find_run_directories
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.status import FORGOTTEN, SLURM_SECONDS, JobStatus, SlurmEnds, read_status
@@ -115,7 +116,7 @@ def combine(job: KnownJob, elements: Sequence[JobStatus]) -> JobStatus:
         state=shown.state,
         started=job.started,
         exit_code=shown.exit_code if all(each.has_ended for each in elements) else None,
-        reason=f"{len(elements)} elements: {count_states(elements)}.",
+        reason=f"{format_count(len(elements), 'element')}: {count_states(elements)}.",
         limit=shown.limit,
         warnings=tuple(dict.fromkeys(text for each in elements for text in each.warnings)),
         elements=tuple(elements),
@@ -130,7 +131,9 @@ def count_states(elements: Sequence[JobStatus]) -> str:
 
 
 def describe_progress(elements: Sequence[JobStatus]) -> str:
-    """Return how many elements of an array are done, such as "12 of 40 done, 1 failed"."""
+    """Return how many elements of an array are done, such as "12 of 40 done, 1 failed, 2 stopped"."""
     done = [each for each in elements if not each.can_change]
-    failed = sum(each.exit_code != 0 for each in done)
-    return f"{len(done)} of {len(elements)} done" + (f", {failed} failed" if failed else "")
+    stopped = sum(each.state == STOPPED for each in done)
+    failed = sum(each.exit_code != 0 for each in done) - stopped
+    ends = ((failed, "failed"), (stopped, "stopped"))
+    return ", ".join([f"{len(done)} of {len(elements)} done", *(f"{count} {word}" for count, word in ends if count)])
