@@ -319,6 +319,22 @@ def test_controller_that_fails_during_a_cancellation_is_no_end_of_the_job(slurm:
     assert len(sentences) == 1
 
 
+def test_cancellation_continues_after_a_query_without_an_answer(slurm: FakeSlurm) -> None:
+    slurm.register("17")
+    run = slurm.run("train-17", age=1000)
+    slurm.set_queue(j17="RUNNING")
+    slurm.set_jobs("JobId=17 BatchFlag=1 JobState=RUNNING Partition=p")
+    answer = f"cat {slurm.directory}/queue"
+    result = f"echo '{{\"state\": \"STOPPED\", \"exit_code\": 130}}' > {run.path}/result.json"
+    slurm.fake("scancel", f"touch {slurm.directory}/asked")
+    fails = f"[ -e {slurm.directory}/asked ] && {{ rm {slurm.directory}/asked; exit 1; }}"
+    slurm.fake("squeue", f"{fails}; [ $(grep -c squeue {slurm.directory}/calls) = 4 ] && {result}; {answer}")
+    sentences: list[str] = []
+    status = api.cancel("17", grace_period_seconds=20, on_progress=sentences.append)
+    assert (status.state, sentences[-1]) == ("STOPPED", "train-17 has ended: STOPPED, exit code 130.")
+    assert len(slurm.calls("scancel")) == 1
+
+
 def test_job_of_salloc_is_cancelled_because_no_batch_script_can_save(slurm: FakeSlurm) -> None:
     slurm.register("17")
     slurm.run("train-17")

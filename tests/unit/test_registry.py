@@ -294,7 +294,7 @@ def test_entries_with_invalid_ids_are_left_out(environ: dict[str, str], tmp_path
     for number, changes in enumerate(damages):
         (jobs / f"{number}.json").write_text(json.dumps({**json.loads(path.read_text()), "name": "bad", **changes}))
     (jobs / "9.json").write_text(
-        json.dumps({**json.loads(path.read_text()), "name": "odd", "array": [3, {"index": "x"}]})
+        json.dumps({**json.loads(path.read_text()), "name": "odd", "job_id": "23", "array": [3, {"index": "x"}]})
     )
     assert sorted(job.name for job in registered_jobs(environ)) == ["odd", "train-19"]
     assert find_job("19_2", environ).name == "train-19_2"

@@ -86,14 +86,15 @@ def _cancel_running(
 
         def is_over(status: JobStatus) -> bool:
             passed = time.monotonic() - started
-            return all(passed >= asked.get(_id(each), 0.0) for each in _changing(status))
+            waiting = [each for each in _changing(status) if each.state != "PENDING"]  # one that is requeued has saved
+            return all(passed >= asked.get(_id(each), 0.0) for each in waiting)
 
         status = _wait(known, seconds, is_over)
     elif _running(status):
         status = _wait(known, 0.0)
     if any(each.state == "UNKNOWN" for each in _unclear(status)):
         raise _unclear_error(known, status, "because Slurm does not answer any more")
-    late = [_id(each) for each in _changing(status)]  # a job that Slurm has requeued is pending
+    late = [_id(each) for each in _changing(status)]
     if not late:
         if asked and _unclear(status):
             on_progress(f"{known.name}: nothing runs any more. {status.reason}")
