@@ -325,7 +325,7 @@ def test_cancellation_continues_after_a_query_without_an_answer(slurm: FakeSlurm
     slurm.set_queue(j17="RUNNING")
     slurm.set_jobs("JobId=17 BatchFlag=1 JobState=RUNNING Partition=p")
     answer = f"cat {slurm.directory}/queue"
-    result = f"echo '{{\"state\": \"STOPPED\", \"exit_code\": 130}}' > {run.path}/result.json"
+    result = f'echo \'{{"state": "STOPPED", "exit_code": 130}}\' > {run.path}/result.json'
     slurm.fake("scancel", f"touch {slurm.directory}/asked")
     fails = f"[ -e {slurm.directory}/asked ] && {{ rm {slurm.directory}/asked; exit 1; }}"
     slurm.fake("squeue", f"{fails}; [ $(grep -c squeue {slurm.directory}/calls) = 4 ] && {result}; {answer}")
@@ -451,9 +451,7 @@ def test_ten_thousand_elements_are_shown_with_few_calls_of_slurms_programs(slurm
         slurm.run(f"train-19_{index}", "COMPLETED")
     slurm.set_queue(**{f"j19_{index}": "CANCELLED" for index in range(20, 10_000)})
     for verb in (status_verb, list_):
-        started = time.process_time()
         done = CliRunner().invoke(verb, ["19"] if verb is status_verb else [], obj={})
         assert done.exit_code == 0, done.output
-        assert time.process_time() - started < 10, "seconds; 1.5 without other load"
-        assert "10000 elements: 20 COMPLETED, 9980 STOPPED." in done.output or "10000 of 10000 done" in done.output
+        assert "10,000 elements: 20 COMPLETED, 9980 STOPPED." in done.output or "10000 of 10000 done" in done.output
     assert len(slurm.calls("squeue") + slurm.calls("sacct") + slurm.calls("scontrol")) == 6
