@@ -149,7 +149,9 @@ class SlurmEnds:
 
 def _first(found: Mapping[JobId, _T], job_id: JobId) -> _T | None:
     """Return the value of a job. For a heterogeneous job it is that of its first component."""
-    return found.get(job_id, found.get(dataclasses.replace(job_id, component=0)))
+    if job_id in found or job_id.elements:
+        return found.get(job_id)
+    return found.get(dataclasses.replace(job_id, component=0))
 
 
 class JobFiles:
