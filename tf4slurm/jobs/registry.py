@@ -110,20 +110,6 @@ class KnownJob:
             found.setdefault(index, ArrayElement(index))
         return replace(self, array=tuple(found[index] for index in sorted(found)))
 
-    def select(self, indices: Sequence[int]) -> KnownJob:
-        """Return the element of this job array with this index. Several indices stand for an array of these elements.
-
-        Raises:
-            UnknownJobError: The job is no array, or has no such element.
-        """
-        assert self.slurm_id is not None
-        found = {each.index: each for each in self.array}
-        for index in indices:
-            if index not in found or len(indices) == 1:
-                return self.element(index)
-        job_id = replace(self.slurm_id, elements=tuple(indices))
-        return replace(self, job_id=str(job_id), array=tuple(found[index] for index in indices))
-
     def _element(self, whole: JobId | None, element: ArrayElement) -> KnownJob:
         return replace(
             self,
@@ -144,13 +130,6 @@ class KnownJob:
         (found,) = find_run_directories([self])
         return found
 
-    def owns(self, path: Path) -> bool:
-        """Return whether a path is a directory of the job's user, this user or root."""
-        try:
-            return path.is_dir() and is_owned_by(os.getuid() if self.owner is None else self.owner, path)
-        except OSError:  # this user may not read it
-            return False
-
 
 def find_run_directories(jobs: Sequence[KnownJob]) -> list[list[RunDirectory]]:
     """Return the `run_directories` of each job. Each parent directory is listed once, also for 10,000 elements."""
@@ -164,8 +143,16 @@ def find_run_directories(jobs: Sequence[KnownJob]) -> list[list[RunDirectory]]:
                 listed[job.runs_directory] = _list_runs(job.runs_directory)
             runs = sorted(listed[job.runs_directory].get(job.name, ()))
         paths = [Path(job.runs_directory) / name for _, name in runs]
-        found.append([RunDirectory(path) for path in paths if job.owns(path)])
+        found.append([RunDirectory(path) for path in paths if _owns(job, path)])
     return found
+
+
+def _owns(job: KnownJob, path: Path) -> bool:
+    """Return whether a path is a directory of the job's user, this user or root."""
+    try:
+        return path.is_dir() and is_owned_by(os.getuid() if job.owner is None else job.owner, path)
+    except OSError:  # this user may not read it
+        return False
 
 
 def _list_runs(directory: str) -> dict[str, list[tuple[int, str]]]:
@@ -371,7 +358,13 @@ def _select(job: KnownJob, indices: Sequence[int]) -> KnownJob:
     if not indices:
         return job
     is_complete = not job.array or not any(each.name for each in job.array)
-    return (job if is_complete else job.with_elements(indices)).select(indices)
+    whole = job if is_complete else job.with_elements(indices)
+    found = {each.index: each for each in whole.array}
+    for index in indices:
+        if index not in found or len(indices) == 1:
+            return whole.element(index)  # or its error
+    job_id = str(replace(JobId.parse(str(job.job_id)), elements=tuple(indices)))
+    return replace(whole, job_id=job_id, array=tuple(found[index] for index in indices))
 
 
 def _find_by_path(text: str) -> KnownJob | None:
