@@ -67,6 +67,5 @@ for number in range(arguments.rounds):
         values = f"lr {found.params['lr']:.3f} units {found.params['units']}"
         print(f"{run.name} {values}: {found.state.name} at epoch {run.steps}")
 
-print(
-    f"best: accuracy {study.best_value:.3f} with lr {study.best_params['lr']:.3f}, units {study.best_params['units']}"
-)
+best = study.best_params
+print(f"best: accuracy {study.best_value:.3f} with lr {best['lr']:.3f}, units {best['units']}")

@@ -169,8 +169,8 @@ def _elements_to_resume(known: KnownJob, state: JobStatus) -> tuple[int, ...]:
         text = f"All {len(parts)} elements of {known.name} have completed."
     elif state.elements and known.job_id is None:
         names = [each.name for each in parts if each.exit_code]
-        text = f"{known.name} is a sweep of local jobs, of which {len(names)} did not complete. Resume one: tf4slurm resume "
-        text += f"{names[0]}, or run them again with tf4slurm run --grid."
+        text = f"{known.name} is a sweep of local jobs, of which {len(names)} did not complete. Resume one with "
+        text += f'"tf4slurm resume {names[0]}", or run the sweep again.'
     if text:
         raise JobStateError(text, job=known.name, state=state.state)
     if state.elements:

@@ -201,31 +201,23 @@ class Job:
         return Picture(make_picture(JobSummary(latest_run(self._started())), "png", is_short=True))
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({shlex.join(self._command)}: {self._known.name if self._known else 'not started'})"
-        )
+        name = self._known.name if self._known else "not started"
+        return f"{type(self).__name__}({shlex.join(self._command)}: {name})"
 
     def _repr_html_(self) -> str:
         if self._known is None:
             return f"<pre>{escape(repr(self))}</pre>"
         status = self.status()
         code = "" if status.exit_code is None else f", exit code {status.exit_code}"
-        heading: tuple[str, ...] = ("task", "node", "state", "step", "step/s")
-        rows = [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
+        rows: list[tuple[object, ...]] = [("task", "node", "state", "step", "step/s")]
+        rows += [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
         if status.elements:
-            heading = ("element", "arguments", "state", "exit code", "step")
-            rows = [
-                (
-                    each.job_id or each.name,
-                    " ".join(format_labels(each.labels)),
-                    each.state,
-                    each.exit_code,
-                    each.furthest_step,
-                )
-                for each in status.elements
-            ]
-        texts = (["" if value is None else str(value) for value in row] for row in rows)
-        table = "\n".join(format_table([heading, *texts]))
+            rows = [("element", "arguments", "state", "exit code", "step")]
+        for each in status.elements:
+            arguments = " ".join(format_labels(each.labels))
+            rows.append((each.job_id or each.name, arguments, each.state, each.exit_code, each.furthest_step))
+        texts = [["" if value is None else str(value) for value in row] for row in rows]
+        table = "\n".join(format_table(texts))
         return (
             f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.reason)}"
             f"<pre>{escape(table)}</pre>"

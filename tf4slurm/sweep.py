@@ -72,7 +72,7 @@ class Sweep(Job):
         super().__init__(command, **options)
         if grid is not None and points:
             raise OptionError("Give a sweep a grid or points, not both.", option="grid")
-        self._points = make_points(grid) if grid else check_points(points)
+        self._points: tuple[Mapping[str, str], ...] = make_points(grid) if grid else check_points(points)
         if not self._points:
             raise OptionError("A sweep needs a grid or points.", option="grid")
 

@@ -110,6 +110,7 @@ def test_stopped_sweep_lets_running_elements_save_and_starts_no_more(place: Path
         finally:
             process.kill()
     assert states() == ["STOPPED"] * 4
+    assert "4 of 4 done, 4 stopped" in subprocess.run([TF4SLURM, "list"], capture_output=True, text=True).stdout
     assert sorted(path.name for path in place.glob("saved-*")) == ["saved-1.0", "saved-2.0"]
     assert len(list((place / "runs").glob("train-*_*"))) == 2
 
@@ -144,7 +145,7 @@ def test_of_an_ended_local_sweep_one_element_is_resumed(place: Path) -> None:
     sweep = tf4slurm.Sweep(command, grid={"kind": ["fail", "train"], "lr": [1]}, ps=0, workers=0)
     assert sweep.run(quiet=True) == 7
     name = sweep.status().name
-    with pytest.raises(JobStateError, match=f"1 did not complete. Resume one: tf4slurm resume {name}_0, or"):
+    with pytest.raises(JobStateError, match=f'1 did not complete. Resume one with "tf4slurm resume {name}_0"'):
         tf4slurm.resume(name)
     assert tf4slurm.resume(f"{name}_0").exit_code == 7
 
