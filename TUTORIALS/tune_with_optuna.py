@@ -52,9 +52,8 @@ for number in range(arguments.rounds):
     if number == arguments.rounds - 1:
         study.enqueue_trial({"lr": 10, "units": 16})  # a bad one, to see it pruned
     trials = [study.ask() for _ in range(arguments.trials)]
-    sweep = tf4slurm.Sweep(
-        "python tune_digits.py", points=map(suggest, trials), ps=0, workers=0, time="10", mem="1G", venv="tf"
-    )
+    command = "python tune_digits.py --epochs=60"
+    sweep = tf4slurm.Sweep(command, points=map(suggest, trials), ps=0, workers=0, time="10", mem="1G", venv="tf")
     pruned = watch(sweep.submit(), trials)
     for trial, run in zip(trials, sweep.results(), strict=True):
         if trial in pruned:
