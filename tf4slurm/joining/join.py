@@ -16,10 +16,11 @@ from tf4slurm.agent.rendezvous import JoiningWorker, Rendezvous
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.errors import REQUEUED, JobStateError, RunDirectoryError
+from tf4slurm.jobs.job_files import JobFiles
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import FILE_NAMES, JobFile, Process, ResultFile
-from tf4slurm.jobs.status import FORGOTTEN, JobFiles
+from tf4slurm.jobs.status import FORGOTTEN
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.roles import can_grow
 from tf4slurm.slurm.environ import own_node_name

@@ -14,10 +14,10 @@ from tf4slurm.agent.child import OwnedChild
 from tf4slurm.cluster import Address
 from tf4slurm.control.client import ControlClient
 from tf4slurm.errors import EXIT_TASK_LOST
+from tf4slurm.jobs.job_files import JobFiles
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.jobs.status import JobFiles
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.plain_srun import FILE_SYSTEM_SECONDS, claim, end_step, make_rendezvous

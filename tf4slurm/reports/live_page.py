@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tf4slurm.jobs.formatting import format_seconds
+from tf4slurm.jobs.job_files import JobFiles
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.report import make_body, make_page, make_title, read_template
 from tf4slurm.reports.summary import JobSummary
 

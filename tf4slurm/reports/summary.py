@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tf4slurm.jobs.formatting import format_seconds
+from tf4slurm.jobs.job_files import JobFiles
 from tf4slurm.jobs.schema import Event, Sample
-from tf4slurm.jobs.status import JobFiles
 from tf4slurm.reports.metrics import ReportedMetrics
 from tf4slurm.reports.timeline import Timeline, make_timeline, task_type_of
 from tf4slurm.slurm.parsing import SlurmResources
