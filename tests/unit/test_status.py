@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from tf4slurm.jobs import status_reader
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile
 from tf4slurm.jobs.status import read_status
+from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import QueueEntry, parse_queue
 from tf4slurm.system.typed_json import from_json
@@ -64,6 +66,20 @@ def write_status(run: RunDirectory, age: float = 0.0, **changes: Any) -> None:
 
 def job(tmp_path: Path, job_id: str | None = "17") -> KnownJob:
     return KnownJob(job_id, "train-17", str(tmp_path), 0.0)
+
+
+def test_result_of_a_job_that_was_pending_is_seen_before_the_next_usual_query(
+    tmp_path: Path, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [[], [entry("PENDING")]]
+    monkeypatch.setattr(status_reader, "query_queue", lambda *_, **__: answers.pop())
+    monkeypatch.setattr(status_reader, "_MIN_ASK_SECONDS", 0.0)
+    reader = StatusReader([job(tmp_path)], ask_seconds=3600)
+    assert [reader.read()[0].state for _ in range(2)] == ["PENDING", "PENDING"]
+    run.write(ResultFile(state="COMPLETED", exit_code=0, reason="done", seconds=1.0))
+    assert reader.read()[0].state == "COMPLETED"
+    assert reader.read()[0].state == "COMPLETED"
+    assert answers == []
 
 
 def test_pending_job_has_slurms_reason(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +14,13 @@ from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError, S
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob, find_run_directories
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import FILE_NAMES, ResultFile
 from tf4slurm.jobs.status import FORGOTTEN, SLURM_SECONDS, JobStatus, SlurmEnds, read_status
 from tf4slurm.slurm.commands import query_queue
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.slurm.parsing import QueueEntry
 
+_MIN_ASK_SECONDS = 1.0
 _WORST_FIRST = (FAILED, "LOST", FORGOTTEN, "UNKNOWN", STOPPED, REQUEUED, COMPLETED)
 
 
@@ -26,7 +31,7 @@ class StatusReader:
     """
 
     def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
-        """Query Slurm at most once per `ask_seconds` (default 10).
+        """Query Slurm at most once per `ask_seconds` (default 10), or once a second if pending jobs write results.
 
         If a newer tf4slurm wrote a job's files, `read` raises SchemaVersionError. With `refuse_newer=False`, the job
         has the state UNKNOWN instead.
@@ -34,7 +39,7 @@ class StatusReader:
         self._jobs = jobs
         self._refuse_newer = refuse_newer
         self._ask_seconds = ask_seconds
-        self._asked_at = -math.inf
+        self._asked_at = self._asked_time = -math.inf
         self._entries: dict[int, list[QueueEntry]] = {}
         self._ends = SlurmEnds()
         self._ended: dict[str, tuple[Sequence[RunDirectory], JobStatus]] = {}
@@ -44,10 +49,23 @@ class StatusReader:
         job_ids = [job.slurm_id for job in self._jobs if job.slurm_id is not None]
         if job_ids and time.monotonic() - self._asked_at >= self._ask_seconds:
             self._ask_slurm(job_ids)
-            self._asked_at = time.monotonic()
-        return [self._read(job) for job in self._jobs]
+        statuses = [self._read(job) for job in self._jobs]
+        if job_ids and time.monotonic() - self._asked_at >= _MIN_ASK_SECONDS and self._has_newer_result(statuses):
+            self._ask_slurm(job_ids)
+            statuses = [self._read(job) for job in self._jobs]
+        return statuses
+
+    def _has_newer_result(self, statuses: Sequence[JobStatus]) -> bool:
+        """Return whether a job that was pending in Slurm's last answer has written a result since then."""
+        for each in itertools.chain.from_iterable(status.elements or (status,) for status in statuses):
+            if each.state == "PENDING" and each.run_directory is not None:
+                with contextlib.suppress(OSError):
+                    if os.stat(os.path.join(each.run_directory, FILE_NAMES[ResultFile])).st_mtime > self._asked_time:
+                        return True
+        return False
 
     def _ask_slurm(self, job_ids: Sequence[JobId]) -> None:
+        self._asked_at, self._asked_time = time.monotonic(), time.time()
         self._entries, self._warnings, self._ends, self._ended = {}, [], SlurmEnds(), {}
         try:
             entries = query_queue(job_ids, timeout_seconds=SLURM_SECONDS)
