@@ -76,7 +76,7 @@ def test_result_of_a_job_that_was_pending_is_seen_before_the_next_usual_query(
     monkeypatch.setattr(status_reader, "_MIN_ASK_SECONDS", 0.0)
     reader = StatusReader([job(tmp_path)], ask_seconds=3600)
     assert [reader.read()[0].state for _ in range(2)] == ["PENDING", "PENDING"]
-    run.write(ResultFile(state="COMPLETED", exit_code=0, reason="done", seconds=1.0))
+    run.write_result(ResultFile("COMPLETED", 0, "done", seconds=1.0))
     assert reader.read()[0].state == "COMPLETED"
     assert reader.read()[0].state == "COMPLETED"
     assert answers == []
