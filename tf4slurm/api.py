@@ -2,9 +2,8 @@
 
 They print nothing, but the launcher that `run` and `resume` start does. The argument `job` is Slurm's job id, the name
 of the job, the path of its run directory, or a `KnownJob`. ID_k or NAME_k is element k of a job array, and ID or NAME
-the whole array. None is this user's latest job. If there is no such job,
-UnknownJobError is raised. If a newer version of tf4slurm wrote the job's files, SchemaVersionError is raised, except by
-`list_jobs`.
+the whole array. None is this user's latest job. If there is no such job, UnknownJobError is raised. If a newer version
+of tf4slurm wrote the job's files, SchemaVersionError is raised, except by `list_jobs`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tf4slurm.errors import JobStateError, LaunchError, RunDirectoryError, WaitTimeoutError
+from tf4slurm.errors import (
+    JobStateError,
+    LaunchError,
+    RunDirectoryError,
+    Tf4SlurmError,
+    UnknownJobError,
+    WaitTimeoutError,
+)
 from tf4slurm.jobs.cancellation import cancel_known
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, find_run_directories, latest_run, registered_jobs
@@ -123,8 +129,8 @@ def resume(
             command in place of this process, and never returns. By default the command runs in a child process.
 
     Raises:
-        JobStateError: The job has not ended, or it is unknown whether it has, or all elements of an array completed, or
-            it is a whole sweep of local jobs.
+        JobStateError: The job has not ended, its end is unknown, all elements of the array completed, or it is a whole
+            sweep of local jobs.
         UntrustedFileError: Another user could have written the job's files.
         RunDirectoryError: Neither a batch script nor a command line was kept.
         RefusedError, LaunchError: sbatch refused the job, or cannot be started. Or as for `run`.
@@ -168,7 +174,7 @@ def _elements_to_resume(known: KnownJob, state: JobStatus) -> tuple[int, ...]:
     elif state.elements and all(each.exit_code == 0 for each in parts):
         text = f"All {len(parts)} elements of {known.name} have completed."
     elif state.elements and known.job_id is None:
-        names = [each.name for each in parts if each.exit_code]
+        names = [each.name for each in parts if each.exit_code and each.run_directory is not None] or [parts[0].name]
         text = f"{known.name} is a sweep of local jobs, of which {len(names)} did not complete. Resume one with "
         text += f'"tf4slurm resume {names[0]}", or run the sweep again.'
     if text:
@@ -223,8 +229,8 @@ def grow(
     `parameter_server_strategy`. The worker may leave at any time, for example when it is preempted.
 
     Args:
-        workers: Number of workers to add. Each element of a job array that runs gets so many, and the ids of their
-            arrays are returned, separated by spaces.
+        workers: Number of workers to add. For a job array, each element that runs gets this number, and the ids of the
+            new arrays are returned, separated by spaces.
         environ: Environment variables of the workers, by default those of this process.
         site: Profile of settings for the options that are not given. With None, the settings files name it. By default
             no settings are read, as by `submit`.
@@ -248,8 +254,16 @@ def grow(
     running = [each.name for each in status(known).elements if each.state == "RUNNING"]
     if not running:
         raise JobStateError(f"No element of {known.name} runs: add workers while it runs.", job=known.name, state="")
-    parts = [each for each in known.elements if each.name in running]
-    return " ".join(grow.grow(each, workers, options, environ, site) for each in parts)
+    added: list[str] = []
+    try:
+        for each in known.elements:
+            if each.name in running:
+                added.append(grow.grow(each, workers, options, environ, site))
+    except Tf4SlurmError:
+        if added:
+            logger.warning("workers were submitted for some elements only: jobs %s", ", ".join(added))
+        raise
+    return " ".join(added)
 
 
 def grow_script(
@@ -421,6 +435,8 @@ def make_report(
         MissingDependencyError: A picture needs matplotlib: pip install "tf4slurm[plot]".
     """
     jobs = _find_all(job)
+    if not jobs:
+        raise UnknownJobError("No job was given, so there is nothing to report.")
     if path is not None:
         where = Path(path).absolute()
     elif jobs[0].array:

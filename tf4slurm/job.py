@@ -225,8 +225,12 @@ class Job:
 
     def _spec(self) -> BatchSpec:
         """Return the given options, completed with options from the settings files."""
+        return self._batch_spec()
+
+    def _batch_spec(self, **changes: Any) -> BatchSpec:
+        """Return the given options with `changes`, completed with options from the settings files."""
         settings = read_settings(os.environ, self._site)
-        return BatchSpec(self._command, **fill_in(BatchSpec, self._options, settings))
+        return BatchSpec(self._command, **{**fill_in(BatchSpec, self._options, settings), **changes})
 
     def _run_spec(self, left_out: Collection[str] = ()) -> JobSpec:
         """Return the given options for `tf4slurm run`, completed with options from the settings, except `left_out`."""

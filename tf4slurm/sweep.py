@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -10,13 +11,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf4slurm import api
 from tf4slurm.errors import MissingDependencyError, OptionError, RunDirectoryError, UnknownJobError
 from tf4slurm.job import Job
-from tf4slurm.jobs.registry import register_job
+from tf4slurm.jobs.registry import register_end, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.jobs.schema import Process
 from tf4slurm.jobs.status_reader import combine
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
+_COLUMNS = ("state", "exit_code", "steps", "seconds", "run_directory")  # of the table
+_OUTPUT_SECONDS = 5.0  # for the last lines of a launcher; a process that it left may hold the pipe open
 
 
 class Sweep(Job):
     """One job for each point of a grid: a `Job` whose command gets varied arguments.
 
-    `submit` submits a job array of Slurm, and `run` runs local jobs. All other methods are those of `Job`: `status`,
-    `wait`, `logs`, `cancel` and `report` show or change all elements.
+    `submit` submits a job array of Slurm, and `run` runs local jobs. `status`, `wait`, `logs`, `cancel`, `grow` and
+    `report` are those of `Job`, for all elements. `plot` and `shrink` are for one element: `Job.find("4711_3")`.
 
     Example:
         sweep = Sweep("python train.py", grid={"lr": [0.1, 0.01], "units": [32, 64]}, ps=1, workers=2, time="1h")
@@ -108,11 +111,13 @@ class Sweep(Job):
         return api.script(self._spec())
 
     def run(self, *, at_most: int = 1, local: bool = True, isolated: bool = False, quiet: bool = False) -> int:
-        """Run the points as local jobs, at most `at_most` at once. Return the worst exit code.
+        """Run the points as local jobs. Return 0, or the exit code of the element with the worst state.
+
+        A Ctrl-C lets the jobs that run save and stop, and starts no more. Then KeyboardInterrupt is raised.
 
         Args:
             at_most: Maximum number of jobs that run at once.
-            local: Must be True: in a Slurm allocation use `submit`.
+            local: Only True is accepted. The jobs are local, also inside a Slurm allocation. `submit` uses other nodes.
             isolated: See `tf4slurm.run`.
             quiet: Print nothing. `logs` returns the output of the tasks.
 
@@ -125,11 +130,13 @@ class Sweep(Job):
         show = (lambda line: None) if quiet else (lambda line: print(line, end="", flush=True))
         runner = LocalSweep(self._local_spec(), self._points, at_most=at_most, isolated=isolated, on_output=show)
         self._known = runner.known
-        while True:
-            try:
-                return runner.run()
-            except KeyboardInterrupt:
-                runner.stop(signal.SIGINT)
+        try:
+            exit_code = runner.run([signal.SIGINT])
+        finally:
+            self._known = runner.known
+        if runner.stopped_by is not None:
+            raise KeyboardInterrupt
+        return exit_code
 
     def results(self) -> list[Run]:
         """Return the result of each point: labels, state, exit code, steps, metrics, seconds, run directory.
@@ -170,7 +177,7 @@ class Sweep(Job):
             raise MissingDependencyError(text, package="pandas") from error
         rows = [
             {
-                **run.labels,
+                **{_column(name, run.last): value for name, value in run.labels.items()},
                 **{"state": run.state, "exit_code": run.exit_code, "steps": run.steps, "seconds": run.seconds},
                 **run.last,
                 **{f"best {name}": value for name, value in run.best.items()},
@@ -181,12 +188,21 @@ class Sweep(Job):
         return pandas.DataFrame(rows)
 
     def _spec(self, at_most: int | None = None) -> BatchSpec:
-        spec = dataclasses.replace(super()._spec(), points=self._points)
-        return spec if at_most is None else dataclasses.replace(spec, at_most=at_most)
+        return self._batch_spec(points=self._points, **({} if at_most is None else {"at_most": at_most}))
+
+
+def _column(label: str, metrics: Collection[str]) -> str:
+    """Return the name of the column of a varied argument, which differs from those of other columns."""
+    return f"argument {label}" if label in (*_COLUMNS, *metrics) else label
 
 
 class LocalSweep:
-    """Runs the points of a sweep as local jobs, in one process for each launcher."""
+    """Runs each point of a sweep as a local job, with a launcher process of its own.
+
+    Attributes:
+        known: The sweep, as its entry in the registry.
+        stopped_by: The last signal that `stop` has forwarded; None for none.
+    """
 
     def __init__(
         self,
@@ -213,37 +229,45 @@ class LocalSweep:
         self._waiting = list(range(len(points)))
         self._running: dict[int, subprocess.Popen[str]] = {}
         self._readers: list[threading.Thread] = []
-        self._stopped_by: signal.Signals | None = None
+        self._exit_codes: dict[int, int] = {}
+        self.stopped_by: signal.Signals | None = None
         elements = [ArrayElement(index, {**spec.labels, **point}) for index, point in enumerate(points)]
         process = Process.of(os.getpid())
         self.known = register_job(_reserve_name(spec), spec.runs_directory, os.environ, array=elements, process=process)
 
-    def run(self) -> int:
+    def run(self, signals: Collection[signal.Signals] = ()) -> int:
         """Run all points. Return 0, or the exit code of the element with the worst state.
 
         After `stop`, elements that were not started do not count. If no element failed, the result is 128 + n after
         signal n.
 
-        After an exception, such as KeyboardInterrupt, call `stop` and then this method again.
+        Args:
+            signals: Signals for which `stop` is called meanwhile. Other threads than the main thread receive none.
         """
-        while self._waiting or self._running:
-            while self._waiting and len(self._running) < self._at_most:
-                self._start(self._waiting.pop(0))
-            for index, process in list(self._running.items()):
-                if process.poll() is not None:
-                    del self._running[index]
-            time.sleep(_POLL_SECONDS)
+        with _handling(signals, self.stop):
+            while self._waiting or self._running:
+                while self._waiting and len(self._running) < self._at_most:
+                    self._start(self._waiting.pop(0))
+                for index, process in list(self._running.items()):
+                    if process.poll() is not None:
+                        self._exit_codes[index] = process.returncode
+                        del self._running[index]
+                time.sleep(_POLL_SECONDS)
         for reader in self._readers:
-            reader.join()
-        ended = [each for each in api.status(self.known).elements if each.state != "PENDING"]
+            reader.join(_OUTPUT_SECONDS)
+        self.known = register_end(self.known, os.environ)
+        elements = api.status(self.known).elements
+        ended = [each for each in elements if each.run_directory is not None]
         exit_code = combine(self.known, ended).exit_code if ended else 0
-        if self._stopped_by is not None:
-            return exit_code or 128 + self._stopped_by
-        return 1 if exit_code is None else exit_code
+        # a launcher that failed before it made its run directory
+        exit_code = exit_code or next(filter(None, self._exit_codes.values()), 0)
+        if self.stopped_by is not None:
+            return exit_code or 128 + self.stopped_by
+        return exit_code
 
     def stop(self, number: signal.Signals) -> None:
         """Forward a stop signal to all launchers that run, and start no more. May be called in a signal handler."""
-        self._stopped_by = number
+        self.stopped_by = number
         self._waiting.clear()
         for process in list(self._running.values()):
             process.send_signal(number)
@@ -265,16 +289,32 @@ class LocalSweep:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, RUN_NAME_VARIABLE: f"{self.known.name}_{index}"},
+            env={**os.environ, RUN_NAME_VARIABLE: self.known.element(index).name},
             start_new_session=True,  # a Ctrl-C in the terminal reaches it once, by `stop`
         )
         self._running[index] = process
+        if self.stopped_by is not None:  # the signal came before the process was noted
+            process.send_signal(self.stopped_by)
         self._readers.append(threading.Thread(target=self._read, args=(index, process), daemon=True))
         self._readers[-1].start()
 
     def _read(self, index: int, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             self._on_output(f"{index} | {line}")
+
+
+@contextlib.contextmanager
+def _handling(signals: Collection[signal.Signals], handle: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Call `handle` for each of these signals in the block, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, lambda number, _frame: handle(signal.Signals(number))) for each in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _reserve_name(spec: JobSpec) -> str:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import tf4slurm
 from tests.jobs import TF4SLURM
 from tests.processes import wait_until
 from tf4slurm.errors import JobStateError, MissingDependencyError, OptionError, UnknownJobError
+from tf4slurm.sweep import LocalSweep
 
 SCRIPT = """
 import argparse, os, sys, time, tf4slurm
@@ -106,7 +108,7 @@ def test_stopped_sweep_lets_running_elements_save_and_starts_no_more(place: Path
             else:
                 done = subprocess.run([TF4SLURM, "cancel", status()["name"]], capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
-            assert process.wait(60) == 143
+            assert process.wait(60) == (143 if how == "signal" else 130)
         finally:
             process.kill()
     assert states() == ["STOPPED"] * 4
@@ -157,6 +159,58 @@ def test_report_of_two_sweeps_is_beside_their_run_directories(place: Path) -> No
     path = tf4slurm.make_report([first, second])
     assert path == place / "runs" / f"{first}-comparison.html"
     assert f"{second}_0" in path.read_text()
+
+
+def test_sweep_whose_launchers_fail_at_once_fails(place: Path) -> None:
+    command = [TF4SLURM, "run", *COMMAND, "--grid", "lr=1,2", "--", sys.executable, "missing.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout
+    assert "0 | tf4slurm: " in done.stdout
+    assert states() == ["STOPPED", "STOPPED"]
+
+
+def test_waiting_element_is_not_cancelled_alone(place: Path) -> None:
+    command = sweep_command(place, "--grid", "kind=wait", "--grid", "lr=1,2")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert wait_until(lambda: have_reported() == [True, False], 60), status()
+            name = status()["name"]
+            refused = subprocess.run([TF4SLURM, "cancel", f"{name}_1"], capture_output=True, text=True)
+            assert (refused.returncode, "has not started. Cancel the whole sweep." in refused.stderr) == (2, True)
+            done = subprocess.run([TF4SLURM, "cancel", f"{name}_0"], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            assert wait_until(lambda: have_reported() == [True, True], 60), status()  # it has started now
+            subprocess.run([TF4SLURM, "cancel", name], check=True)
+            assert process.wait(60) in (130, 143)  # the first was stopped by SIGTERM, the second by SIGINT
+        finally:
+            process.kill()
+
+
+def test_limit_of_elements_may_be_an_option_of_a_sweep() -> None:
+    sweep = tf4slurm.Sweep("true", grid={"lr": [1, 2, 3]}, ps=0, workers=0, at_most=2, site="none")
+    assert "#SBATCH --array=0-2%2\n" in sweep.script()
+
+
+def test_ended_sweep_has_no_pending_elements(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the sweep, this one, goes on."""
+    command = [sys.executable, str(place / "train.py"), str(place)]
+    sweep = tf4slurm.Sweep(command, grid={"kind": ["wait"], "lr": [1, 2]}, ps=0, workers=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSweep, "_start", interrupt_after(LocalSweep._start))
+        with pytest.raises(KeyboardInterrupt):
+            sweep.run(quiet=True)
+    assert [each.state for each in sweep.status().elements] == ["STOPPED", "STOPPED"]
+    assert sweep.wait(timeout_seconds=30) in (1, 130)
+
+
+def interrupt_after(start: Callable[[LocalSweep, int], None]) -> Callable[[LocalSweep, int], None]:
+    """Return a function that starts an element, and lets this process get a SIGINT."""
+
+    def start_and_interrupt(sweep: LocalSweep, index: int) -> None:
+        start(sweep, index)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    return start_and_interrupt
 
 
 def test_table_of_a_sweep_needs_pandas(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_array_beyond_slurms_limit_is_refused_with_the_limit(sweep: Sweep) -> No
     values = ",".join(map(str, range(1100)))
     done = sweep.run("submit", *ROLES, "--grid", f"lr={values}", "--", "true")
     assert done.returncode == 4, done.stderr
-    assert "MaxArraySize=1001: indices of elements are from 0 to 1000" in done.stderr
+    assert "MaxArraySize=1001: the largest index is 1000" in done.stderr
     assert not list((sweep.directory / "runs").iterdir())
 
 

@@ -107,7 +107,7 @@ def states(status: JobStatus) -> list[str]:
         ({0: ("STOPPED", 130), 1: ("FAILED", 7)}, {}, "FAILED", 7, ["STOPPED", "FAILED"]),
         ({0: ("STOPPED", 130), 1: ("COMPLETED", 0)}, {}, "STOPPED", 130, ["STOPPED", "COMPLETED"]),
         ({0: ("COMPLETED", 0)}, {1: "CANCELLED"}, "STOPPED", 1, ["COMPLETED", "STOPPED"]),
-        ({0: ("FAILED", 7)}, {}, "FAILED", None, ["FAILED", FORGOTTEN]),  # the exit code of element 1 is unknown
+        ({0: ("FAILED", 7)}, {}, "FAILED", 7, ["FAILED", FORGOTTEN]),  # how element 1 ended is unknown
         ({0: ("COMPLETED", 0)}, {}, FORGOTTEN, None, ["COMPLETED", FORGOTTEN]),
         ({}, {}, FORGOTTEN, None, [FORGOTTEN, FORGOTTEN]),
         ({0: ("FAILED", 7)}, {0: "RUNNING", 1: "PENDING"}, "PENDING", None, ["FAILED", "PENDING"]),
@@ -167,7 +167,7 @@ def test_ended_elements_without_result_have_the_end_that_slurm_knows(slurm: Fake
     slurm.set_queue()
     status = api.status("19")
     assert [each.exit_code for each in status.elements] == [1, 1, 2, 3, None]
-    assert (states(status)[4], status.exit_code) == (FORGOTTEN, None)
+    assert (states(status)[4], status.exit_code) == (FORGOTTEN, 1)
 
 
 def test_element_cancelled_while_pending_is_stopped_after_slurm_has_forgotten_it(slurm: FakeSlurm) -> None:

@@ -156,6 +156,11 @@ def test_invalid_random_points_are_refused(space: dict[str, Any], number: int) -
         random_points(space, number, seed=1)
 
 
+def test_space_of_random_points_may_have_more_points_than_an_array() -> None:
+    points = random_points({f"p{number}": range(10) for number in range(10)}, 3, seed=1)
+    assert len(points) == 3
+
+
 @pytest.mark.parametrize(
     ("command", "point", "filled"),
     [

@@ -197,8 +197,8 @@ def _list_state(job: JobStatus) -> str:
 def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     """Wait until jobs have ended. The exit code is 0 if all succeeded, else that of the first ID that failed.
 
-    The exit code of a job array is that of its element with the worst state. It is 1 for a job whose end nobody knows,
-    because Slurm has forgotten it. Ctrl-C ends the wait, not the job.
+    The exit code of a job array is that of its element with the worst state. For a job that Slurm has forgotten without
+    a result it is 1. Ctrl-C ends the wait, not the job.
     """
     started = time.monotonic()
     is_terminal = sys.stderr.isatty()

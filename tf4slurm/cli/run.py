@@ -5,7 +5,6 @@ Each of the two functions imports the modules that only it needs, so that an age
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Any
 
@@ -55,7 +54,7 @@ def run(
     In COMMAND {ps_hosts}, {worker_hosts}, {chief_hosts} ("host:port,host:port"), {task_type} or {job_name}, and
     {task_index} are filled in for each task.
 
-    With --grid local jobs run one after another, one for each combination of the values.
+    With --grid, one local job runs for each combination of the values: one after another, or --at-most N at once.
     """
     from tf4slurm.cli.terminal_output import make_terminal_output
     from tf4slurm.launch.start import find_allocation, run_job
@@ -93,9 +92,7 @@ def _run_grid(spec: JobSpec, grid: tuple[str, ...], at_most: int, *, isolated: b
 
     points = make_points(parse_grid(grid))
     sweep = LocalSweep(spec, points, at_most=at_most, isolated=isolated, on_output=show)
-    for number in LAUNCHER_SIGNALS:
-        signal.signal(number, lambda number, _frame: sweep.stop(signal.Signals(number)))
-    exit_code = sweep.run()
+    exit_code = sweep.run(LAUNCHER_SIGNALS)
     note(f"{sweep.known.name}: tf4slurm status, or tf4slurm report {sweep.known.name}")
     return exit_code
 

@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from tf4slurm.errors import JobStateError
+from tf4slurm.errors import JobStateError, LaunchError
 from tf4slurm.jobs.formatting import format_count
-from tf4slurm.jobs.registry import KnownJob, register_cancelled
+from tf4slurm.jobs.registry import KnownJob, find_run_directories, register_cancelled
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import FORGOTTEN, JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
@@ -32,6 +32,9 @@ def cancel_known(known: KnownJob, grace_period_seconds: float | None, on_progres
     if not status.can_change:
         on_progress(f"{known.name} has ended already: {status.state}.")
         return status
+    if known.slurm_id is None and not known.array and status.state == "PENDING":
+        text = f"{known.name} has not started. Cancel the whole sweep."
+        raise JobStateError(text, job=known.name, state=status.state)
     if known.slurm_id is None:
         return _cancel_local(known, grace_period_seconds, on_progress)
     known, status = _cancel_pending(known, status, on_progress)
@@ -65,17 +68,22 @@ def _cancel_running(
 ) -> JobStatus:
     """Ask a Slurm job, or the elements of an array that run, to save and stop. Kill what does not end in time.
 
-    What has no run directory yet has nothing to save, and is cancelled at once.
+    An element without a run directory has nothing to save, and is cancelled at once.
     """
     asked: dict[JobId, float] = {}
-    for each in _running(status):
-        job = _part(known, each)
-        if grace_period_seconds != 0 and job.run_directories:
-            file = job.run_directories[-1].read_trusted_job()
-            _request_stop(_id(each))
-            asked[_id(each)] = grace_period_seconds or file.grace_period_seconds + _MARGIN_SECONDS
-        else:
-            cancel_job(_id(each))
+    errors: dict[JobId, LaunchError] = {}
+    running = _running(status)
+    runs = [found[-1] if found else None for found in find_run_directories([_part(known, each) for each in running])]
+    files = [None if run is None else run.read_trusted_job() for run in runs]  # before the first request
+    for each, file in zip(running, files, strict=True):
+        try:
+            if grace_period_seconds != 0 and file is not None:
+                _request_stop(_id(each))
+                asked[_id(each)] = grace_period_seconds or file.grace_period_seconds + _MARGIN_SECONDS
+            else:
+                cancel_job(_id(each))
+        except LaunchError as error:  # it may have ended meanwhile
+            errors[_id(each)] = error
     if asked:
         seconds = max(asked.values())
         who = (
@@ -86,15 +94,22 @@ def _cancel_running(
 
         def is_over(status: JobStatus) -> bool:
             passed = time.monotonic() - started
-            waiting = [each for each in _changing(status) if each.state != "PENDING"]  # one that is requeued has saved
+            waiting = [
+                each for each in _changing(status) if each.state != "PENDING"
+            ]  # a requeued one has saved, and is pending
             return all(passed >= asked.get(_id(each), 0.0) for each in waiting)
 
         status = _wait(known, seconds, is_over)
-    elif _running(status):
+    elif running:
         status = _wait(known, 0.0)
     if any(each.state == "UNKNOWN" for each in _unclear(status)):
         raise _unclear_error(known, status, "because Slurm does not answer any more")
-    late = [_id(each) for each in _changing(status)]
+    late = [_id(each) for each in _changing(status) if _id(each) not in errors]
+    failed = [errors[_id(each)] for each in _changing(status) if _id(each) in errors]
+    if failed and late:
+        cancel_job(*late)
+    if failed:
+        raise failed[0]
     if not late:
         if asked and _unclear(status):
             on_progress(f"{known.name}: nothing runs any more. {status.reason}")
@@ -110,21 +125,24 @@ def _cancel_running(
 def _cancel_local(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
     runs = [run for each in known.elements or (known,) for run in each.run_directories]
     file = runs[-1].read_trusted_job() if runs else JobFile()
-    launcher = known.process if known.array else file.process  # that of a sweep forwards signals to its launchers
+    launchers = [file.process]
+    if known.array:  # the process of a sweep forwards SIGINT to its launchers, also if it is a notebook
+        is_alive = known.process is not None and known.process.is_alive()
+        launchers = [known.process] if is_alive else [run.read_trusted_job().process for run in runs]
     if grace_period_seconds == 0:  # the second SIGINT skips the grace period
         requests = [(signal.SIGINT, _POLL_SECONDS), (signal.SIGINT, _KILL_SECONDS)]
     else:
         seconds = grace_period_seconds or file.grace_period_seconds + _MARGIN_SECONDS
-        requests = [(signal.SIGTERM, seconds)]
+        requests = [(signal.SIGINT if known.array else signal.SIGTERM, seconds)]
         on_progress(f"{known.name} is asked to save and stop; at most {seconds:g} s are left.")
     for number, seconds in requests:
-        _signal_launcher(known, launcher, number)
+        for launcher in launchers:
+            _signal_launcher(known, launcher, number)
         status = _wait(known, seconds)
         if status.has_ended:
             on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
             return status
-    _signal_launcher(known, launcher, signal.SIGKILL)
-    for run in runs if known.array else ():
+    for run in runs:
         _signal_launcher(known, run.read_trusted_job().process, signal.SIGKILL)
     on_progress(f"{known.name} {'' if grace_period_seconds == 0 else 'did not stop in time and '}was killed.")
     return _wait(known, _KILL_SECONDS)

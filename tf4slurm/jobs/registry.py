@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 1_000
 _MOST_LISTED = 3
-_MAX_DIGITS = 10  # of the index of an element
+_MAX_DIGITS = 9  # of the index of an element
 _INSTEAD = "Or give the path of a run directory."
 _LATER_RUN = re.compile(r"(?P<name>.+)-(?P<number>\d+)", re.DOTALL)
 
@@ -49,10 +49,10 @@ class KnownJob:
         runs_directory: Parent of its run directories.
         started: When the job was submitted or started, in seconds since 1970.
         owner: User ID of the job's user; None for this user.
-        array: The elements of a job array. Empty for any other job, and for one element.
+        array: The elements of a job array or local sweep. Empty for any other job, and for one element.
         cancelled: The id of what was cancelled while it was pending, such as "4711_[3-5]"; empty for nothing. Slurm
             forgets a job some minutes after its end.
-        labels: The arguments that vary between the elements of the array, for one element.
+        labels: Names and values of the varied arguments, for an element of an array.
         process: The process that starts the elements of a local sweep; None for any other job.
     """
 
@@ -78,13 +78,13 @@ class KnownJob:
 
     @property
     def whole_name(self) -> str:
-        """The name of the job. For an element of an array it is the name of the array."""
+        """The name of the job. For an element of a Slurm array it is the name of the array."""
         index = None if self.slurm_id is None else self.slurm_id.element
         return self.name if index is None else self.name.removesuffix(f"_{index}")
 
     @property
     def elements(self) -> tuple[KnownJob, ...]:
-        """The elements of a job array, each as a job of its own. Empty for any other job, and for one element."""
+        """The elements of a job array or local sweep, each as a job of its own. Empty for any other job."""
         whole = self.slurm_id.whole if self.slurm_id is not None else None  # parsed once: 19_[0-9999] is long
         return tuple(self._element(whole, each) for each in self.array)
 
@@ -205,6 +205,14 @@ def register_cancelled(job: KnownJob, cancelled: JobId, environ: Mapping[str, st
     return note(job)
 
 
+def register_end(job: KnownJob, environ: Mapping[str, str]) -> KnownJob:
+    """Note in the entry of a local sweep that its process starts no more elements. Return the sweep with this note."""
+    assert job.process is not None
+    job = replace(job, process=replace(job.process, id=0, start_ticks=0))
+    _write_registered(job, environ)
+    return job
+
+
 def _write_registered(job: KnownJob, environ: Mapping[str, str]) -> None:
     try:
         directory = _directory(environ)
@@ -304,7 +312,7 @@ def _find_by_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
         if job.name == text:
             return _with_parts(job, jobs)
     name, _, index = text.rpartition("_")
-    named = {text: (), name: (int(index),)} if index.isdecimal() and len(index) < _MAX_DIGITS else {text: ()}
+    named = {text: (), name: (int(index),)} if index.isdecimal() and len(index) <= _MAX_DIGITS else {text: ()}
     for job in jobs:
         if job.slurm_id is None and job.array and job.name == name and index.isdecimal():  # a local sweep
             return job.element(int(index))
@@ -392,6 +400,9 @@ def latest_run(job: KnownJob) -> RunDirectory:
     Raises:
         RunDirectoryError: The job has no run directory that belongs to its user.
     """
+    if job.array:
+        text = f"{job.name} is a job array. Give one element, such as {job.elements[0].name}."
+        raise RunDirectoryError(text, path=str(Path(job.runs_directory) / job.name))
     runs = job.run_directories
     if runs:
         return runs[-1]

@@ -64,8 +64,8 @@ class JobStatus:
             "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
             "exited N" (exit code N), "killed by signal N", "ended" (terminated by its agent after the loss of the
             launcher), "lost" or "terminated".
-        labels: The arguments that vary between the elements of its array, by name.
-        elements: The states of the elements of a job array, by index. Empty for any other job.
+        labels: Names and values of the varied arguments, from --grid, --array-args or --label.
+        elements: The states of the elements of a job array, in the order of their indices. Empty for any other job.
     """
 
     job_id: str | None
@@ -94,7 +94,7 @@ class JobStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has certainly ended, because it has a result or Slurm knows its end."""
+        """Whether the job has an exit code. It has none while it may run, and when it is FORGOTTEN."""
         return self.exit_code is not None
 
     @property
@@ -228,6 +228,8 @@ def _find_state(
         if result is None and age is not None and age < _FRESH_SECONDS:  # the job started after the query to Slurm
             return "RUNNING", None, file.reason
         return entry.state, None, f"{entry.explained_reason}. {earlier}" if earlier else entry.explained_reason
+    if result is not None and result.state == REQUEUED and entry is None and not warnings and _is_cancelled(job):
+        return STOPPED, 1, "It was cancelled while it was pending."
     if result is not None and result.state == REQUEUED and warnings:  # Slurm did not answer: the job may run again
         return result.state, None, result.reason
     if result is not None and not (result.state == REQUEUED and entry is not None):
@@ -287,12 +289,17 @@ def _find_end_in_slurm(
         return *_end_of(
             entry.state, ends.exit_code(job_id)
         ), f"Slurm's queue shows {entry.state}{reason}; the launcher wrote no result."
-    if job.cancelled and JobId.parse(job.cancelled).covers(job_id) and not files.exists:
+    if _is_cancelled(job) and not files.exists:
         return STOPPED, 1, "It was cancelled while it was pending."
     if files.is_lost and not files.has_orphans:
         return "LOST", 1, f"Slurm no longer has this job. {files.describe_loss()}"
     text = "Slurm no longer has this job, and it has no result: it is unknown whether and how it ended."
     return FORGOTTEN, None, text
+
+
+def _is_cancelled(job: KnownJob) -> bool:
+    """Return whether the job was cancelled while it was pending."""
+    return bool(job.cancelled) and job.slurm_id is not None and JobId.parse(job.cancelled).covers(job.slurm_id)
 
 
 def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
@@ -306,9 +313,11 @@ def _end_of(slurm_state: str, exit_code: int) -> tuple[str, int]:
 
 def _find_end_of_local_job(job: KnownJob, files: JobFiles) -> tuple[str, int | None, str]:
     if not files.exists and job.process is not None:  # an element of a local sweep
+        if job.process.host != os.uname().nodename:
+            return "UNKNOWN", None, f"The sweep runs on {job.process.host}. Ask there."
         if job.process.is_alive():
             return "PENDING", None, "earlier elements of the sweep are running"
-        return STOPPED, 1, "The sweep ended before this element was started."
+        return STOPPED, 1, "The sweep has ended: this element was not started, or its launcher failed at once."
     if not files.exists:
         return "UNKNOWN", 1, f"Its run directory under {files.run.path.parent} does not exist."
     process = files.job.process

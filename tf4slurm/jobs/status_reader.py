@@ -43,6 +43,7 @@ class StatusReader:
         self._entries: dict[int, list[QueueEntry]] = {}
         self._ends = SlurmEnds()
         self._ended: dict[str, tuple[Sequence[RunDirectory], JobStatus]] = {}
+        self._last_ends: dict[str, JobStatus] = {}  # Slurm may forget an end that it has shown before
         self._warnings: list[str] = []
 
     def read(self) -> list[JobStatus]:
@@ -98,11 +99,19 @@ class StatusReader:
             if status.has_ended:
                 self._ended[job_id] = runs, status
             states.append(status)
+        if self._warnings and any(each.name for each in job.array):  # elements registered themselves when they started
+            text = "Slurm does not answer, so elements that have not started are not known."
+            states.append(
+                JobStatus(job_id=job.job_id, name=job.name, state="UNKNOWN", started=job.started, reason=text)
+            )
         return combine(job, states)
 
     def _read_one(self, job: KnownJob, entry: QueueEntry | None, runs: Sequence[RunDirectory]) -> JobStatus:
         try:
-            return read_status(job, entry, self._warnings if job.job_id else (), runs=runs, ends=self._ends)
+            status = read_status(job, entry, self._warnings if job.job_id else (), runs=runs, ends=self._ends)
+            if status.has_ended:
+                self._last_ends[status.name] = status
+            return self._last_ends.get(status.name, status) if status.state == FORGOTTEN else status
         except SchemaVersionError as error:
             if self._refuse_newer:
                 raise
@@ -120,8 +129,8 @@ def _find_entry(job_id: JobId, entries: Sequence[QueueEntry]) -> QueueEntry | No
 def combine(job: KnownJob, elements: Sequence[JobStatus]) -> JobStatus:
     """Return the state of a job array from those of its elements.
 
-    While an element can change, the array is in the state of the first element that runs, or of the first one that can
-    change. Then it is in the worst state of its elements, and has the exit code of the first element in that state.
+    While an element can change, the array has the state of the first such element that is not pending, or else PENDING.
+    Afterwards it has the worst state of its elements, and the exit code of the first element in that state.
     """
     changing = [each for each in elements if each.can_change]
     if changing:
@@ -133,7 +142,7 @@ def combine(job: KnownJob, elements: Sequence[JobStatus]) -> JobStatus:
         name=job.name,
         state=shown.state,
         started=job.started,
-        exit_code=shown.exit_code if all(each.has_ended for each in elements) else None,
+        exit_code=None if changing else shown.exit_code,
         reason=f"{format_count(len(elements), 'element')}: {count_states(elements)}.",
         limit=shown.limit,
         warnings=tuple(dict.fromkeys(text for each in elements for text in each.warnings)),
@@ -151,7 +160,7 @@ def count_states(elements: Sequence[JobStatus]) -> str:
 def describe_progress(elements: Sequence[JobStatus]) -> str:
     """Return how many elements of an array are done, such as "12 of 40 done, 1 failed, 2 stopped"."""
     done = [each for each in elements if not each.can_change]
-    stopped = sum(each.state == STOPPED for each in done)
-    failed = sum(each.exit_code != 0 for each in done) - stopped
-    ends = ((failed, "failed"), (stopped, "stopped"))
+    stopped, forgotten = (sum(each.state == state for each in done) for state in (STOPPED, FORGOTTEN))
+    failed = sum(each.exit_code != 0 for each in done) - stopped - forgotten
+    ends = ((failed, "failed"), (stopped, "stopped"), (forgotten, "forgotten"))
     return ", ".join([f"{len(done)} of {len(elements)} done", *(f"{count} {word}" for count, word in ends if count)])

@@ -302,7 +302,7 @@ def signal_batch(job_id: JobId, signal_name: str) -> None:
         with process:
             for line in process.stderr or ():
                 lines.append(line)
-                if _TRANSITIONAL in line:
+                if _TRANSITIONAL in line and job_id.element is not None:
                     _kill_group(process)
                     return
     finally:
@@ -316,8 +316,8 @@ def signal_batch(job_id: JobId, signal_name: str) -> None:
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Kill a process that leads a process group, and the group. Do nothing if the process has ended."""
-    if process.poll() is None:
+    """Kill the process group that a process leads. The process must not have been waited for."""
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 

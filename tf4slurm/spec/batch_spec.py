@@ -134,14 +134,18 @@ class BatchSpec(JobSpec):
     )
     grid: tuple[str, ...] = option(
         (),
-        "Values of an argument: a job array runs each combination. {NAME} in the command is filled in, else "
-        "--NAME=VALUE is appended. Repeatable.",
+        "Values of an argument: one job runs for each combination (submit: one job array). {NAME} in the command is "
+        "filled in, else --NAME=VALUE is appended. Repeatable.",
         metavar="NAME=VALUE,VALUE",
         excludes=("array_args", "het"),
         group="Slurm",
     )
     at_most: int | None = option(
-        None, "Maximum number of elements of the job array that run at once.", minimum=1, group="Slurm"
+        None,
+        "Maximum number of elements of the job array, or of jobs of --grid, that run at once. [default: no limit; with "
+        "tf4slurm run: 1]",
+        minimum=1,
+        group="Slurm",
     )
     sbatch: tuple[str, ...] = option((), "Any other option of sbatch. Repeatable.", metavar="K=V", group="Slurm")
     no_sbatch: tuple[str, ...] = option((), "Remove an option of sbatch. Repeatable.", metavar="K", group="Slurm")

@@ -102,7 +102,7 @@ class JobSpec:
     )
     label: tuple[str, ...] = option(
         (),
-        "Name and value of a varied argument, shown by list and reports. Repeatable.",
+        "Name and value of a varied argument, for the page of several jobs and the status of arrays. Repeatable.",
         metavar="NAME=VALUE",
         group="Files",
     )

@@ -134,7 +134,7 @@ def make_points(grid: Mapping[str, Sequence[object]]) -> tuple[dict[str, str], .
             are more than the elements of Slurm's largest array.
     """
     for name, values in grid.items():
-        if isinstance(values, str) or not values:
+        if isinstance(values, str) or len(values) == 0:  # of an array of numpy, no truth value is defined
             text = f"The values of {name!r} are {values!r}: expected a list of one or more values."
             raise OptionError(text, option="grid")
     number = math.prod(map(len, grid.values()))
@@ -161,7 +161,7 @@ def random_points(
     """
     if number < 1:
         raise OptionError(f"{number} random points: expected 1 or more.", option="grid")
-    make_points({name: ("",) if isinstance(each, (Uniform, LogUniform)) else each for name, each in space.items()})
+    make_points({name: ("",) if isinstance(each, (Uniform, LogUniform)) else each[:1] for name, each in space.items()})
     generator = random.Random(seed)
     # Only the method random() promises the same numbers in all versions of Python.
     return check_points(

@@ -90,7 +90,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
 def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str], elements: Sequence[int] = ()) -> KnownJob:
     """Submit the kept batch script of a job again, with `directory` as its working directory. Return the new job.
 
-    Of a job array, submit only `elements`, as a new array in which at most as many run at once as in the old one.
+    Of a job array, submit only `elements`, as a new array with the same limit of elements that run at once.
 
     Raises:
         UntrustedFileError: Another user could have written the script.
@@ -204,7 +204,7 @@ def submit_script(
 
 
 def _find_array_limit(error: RefusedError) -> RefusedError | None:
-    """Return the error with Slurm's limit of a job array, if sbatch has refused the array. Otherwise return None."""
+    """Return `error` with Slurm's MaxArraySize added, if sbatch refused the array. Otherwise return None."""
     if "array" not in error.stderr.lower() or error.may_be_queued:
         return None
     try:
@@ -212,9 +212,9 @@ def _find_array_limit(error: RefusedError) -> RefusedError | None:
     except (LaunchError, ValueError):
         return None
     text = (
-        f"Slurm's limit here is MaxArraySize={size}: indices of elements are from 0 to {size - 1}. Submit parts of the "
+        f"Slurm's limit here is MaxArraySize={size}: the largest index is {size - 1}. Divide the grid or the file of "
     )
-    text += f"job, such as --array 0-{max(size // 2 - 1, 0)}, or vary fewer arguments."
+    text += "arguments, or vary fewer arguments."
     return RefusedError(f"{error}\n{text}", command=error.command, returncode=error.returncode, stderr=error.stderr)
 
 
