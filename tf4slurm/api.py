@@ -32,7 +32,7 @@ from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, find_run_directories, latest_run, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory, write_report
 from tf4slurm.jobs.schema import JobFile
-from tf4slurm.jobs.status import FORGOTTEN, JobStatus
+from tf4slurm.jobs.status import JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.system.variables import ANSWER_VARIABLE
@@ -162,9 +162,9 @@ def _elements_to_resume(known: KnownJob, state: JobStatus) -> tuple[int, ...]:
     Raises:
         JobStateError: An element, or the job, has not ended, or it is unknown whether it has; or all completed.
     """
-    parts = state.elements or (state,)
+    parts = state.parts
     text = ""
-    if unclear := [each for each in parts if each.state in (FORGOTTEN, "UNKNOWN") and not each.has_ended]:
+    if unclear := [each for each in parts if each.is_unclear]:
         text = (
             f"It is unknown whether {unclear[0].name} has ended. {unclear[0].reason} If it has, submit it again with "
         )
@@ -487,7 +487,7 @@ def read_runs(jobs: Sequence[str | KnownJob | None]) -> list[Run]:
 
     statuses = StatusReader([find(job) for job in jobs]).read()
     found = []
-    for each in itertools.chain.from_iterable(status.elements or (status,) for status in statuses):
+    for each in itertools.chain.from_iterable(status.parts for status in statuses):
         directory = None if each.run_directory is None else RunDirectory(Path(each.run_directory))
         found.append(read_run(directory, each.name, each.labels, each.state, each.exit_code, each.reason))
     return found

@@ -86,7 +86,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name, seconds in (("_POLL_SECONDS", 0.05), ("_MARGIN_SECONDS", 0.2), ("_SLURM_SECONDS", 0.0)):
+    for name, seconds in (("_POLL_SECONDS", 0.05), ("_MARGIN_SECONDS", 0.2), ("_ASK_SECONDS", 0.0)):
         monkeypatch.setattr(cancellation, name, seconds)
     monkeypatch.setattr(cancellation, "_KILL_SECONDS", 0.3)
     return FakeSlurm(tmp_path)

@@ -162,7 +162,7 @@ def list_(show_all: bool, elements: bool, as_json: bool) -> None:
     """List the jobs that this user has started, the latest first. A job array has one line."""
     jobs = api.list_jobs(None if show_all else _LISTED_JOBS)
     if elements:
-        jobs = [each for job in jobs for each in job.elements or (job,)]
+        jobs = [each for job in jobs for each in job.parts]
     if as_json:
         short = [dataclasses.replace(job, elements=tuple(map(_without_tasks, job.elements))) for job in jobs]
         click.echo(to_json([{k: v for k, v in vars(job).items() if k != "tasks"} for job in short], indent=2))

@@ -11,7 +11,7 @@ from tf4slurm.errors import JobStateError, LaunchError
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import KnownJob, find_run_directories, register_cancelled
 from tf4slurm.jobs.schema import JobFile, Process
-from tf4slurm.jobs.status import FORGOTTEN, JobStatus
+from tf4slurm.jobs.status import JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.commands import cancel_job, query_job, signal_batch
 from tf4slurm.slurm.job_id import JobId
@@ -20,7 +20,7 @@ from tf4slurm.system.proc import signal_process
 _POLL_SECONDS = 0.3
 _MARGIN_SECONDS = 10.0
 _KILL_SECONDS = 5.0  # timeout for the end of a killed job
-_SLURM_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
+_ASK_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
 
 
 def cancel_known(known: KnownJob, grace_period_seconds: float | None, on_progress: Callable[[str], None]) -> JobStatus:
@@ -48,7 +48,7 @@ def _cancel_pending(
 
     It is done before running elements are asked to stop: their end would let pending ones start.
     """
-    pending = [_id(each) for each in status.elements or (status,) if each.state == "PENDING"]
+    pending = [_id(each) for each in status.parts if each.state == "PENDING"]
     if not pending:
         return known, status
     elements = tuple(sorted(index for each in pending for index in each.elements))
@@ -152,7 +152,7 @@ def _wait(
     known: KnownJob, seconds: float, is_over: Callable[[JobStatus], bool] = lambda status: not status.can_change
 ) -> JobStatus:
     """Wait at most `seconds` for a condition of the state of a job, by default its end. Return the last state."""
-    reader, deadline = StatusReader([known], ask_seconds=_SLURM_SECONDS), time.monotonic() + seconds
+    reader, deadline = StatusReader([known], ask_seconds=_ASK_SECONDS), time.monotonic() + seconds
     while True:
         (status,) = reader.read()
         if is_over(status) or time.monotonic() >= deadline:
@@ -161,26 +161,22 @@ def _wait(
 
 
 def _in_state(status: JobStatus, state: str) -> bool:
-    return any(each.state == state for each in status.elements or (status,))
+    return any(each.state == state for each in status.parts)
 
 
 def _running(status: JobStatus) -> Sequence[JobStatus]:
     """Return the parts of a job that may run: elements of an array, or the job itself."""
-    return [
-        each for each in status.elements or (status,) if each.can_change and each.state not in ("PENDING", "UNKNOWN")
-    ]
+    return [each for each in status.parts if each.can_change and each.state not in ("PENDING", "UNKNOWN")]
 
 
 def _changing(status: JobStatus) -> Sequence[JobStatus]:
     """Return the parts of a job that may still run or start: elements of an array, or the job itself."""
-    return [each for each in status.elements or (status,) if each.can_change]
+    return [each for each in status.parts if each.can_change]
 
 
 def _unclear(status: JobStatus) -> Sequence[JobStatus]:
-    """Return the parts of a job of which it is unknown whether they run: elements of an array, or the job itself."""
-    return [
-        each for each in status.elements or (status,) if each.state in (FORGOTTEN, "UNKNOWN") and not each.has_ended
-    ]
+    """Return the elements, or the job, of which nobody knows whether they still run."""
+    return [each for each in status.parts if each.is_unclear]
 
 
 def _unclear_error(known: KnownJob, status: JobStatus, why: str) -> JobStateError:

@@ -98,6 +98,16 @@ class JobStatus:
         return self.exit_code is not None
 
     @property
+    def parts(self) -> tuple[JobStatus, ...]:
+        """The elements of a job array. Any other job is its only part."""
+        return self.elements or (self,)
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether nobody knows if the job still runs or how it ended: it is FORGOTTEN, or UNKNOWN without exit code."""
+        return self.state in (FORGOTTEN, "UNKNOWN") and not self.has_ended
+
+    @property
     def can_change(self) -> bool:
         """Whether the job may still run or start. The state of a job that has ended, or is forgotten, cannot change."""
         if self.elements:

@@ -58,7 +58,7 @@ class StatusReader:
 
     def _has_newer_result(self, statuses: Sequence[JobStatus]) -> bool:
         """Return whether a job that was pending in Slurm's last answer has written a result since then."""
-        for each in itertools.chain.from_iterable(status.elements or (status,) for status in statuses):
+        for each in itertools.chain.from_iterable(status.parts for status in statuses):
             if each.state == "PENDING" and each.run_directory is not None:
                 with contextlib.suppress(OSError):
                     if os.stat(os.path.join(each.run_directory, FILE_NAMES[ResultFile])).st_mtime > self._asked_time:
