@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tf4slurm import api
 from tf4slurm.cli.jobs import list_, resume, wait
 from tf4slurm.cli.jobs import status as status_verb
-from tf4slurm.errors import JobStateError, WaitTimeoutError
+from tf4slurm.errors import JobStateError, LaunchError, WaitTimeoutError
 from tf4slurm.jobs import cancellation
 from tf4slurm.jobs.registry import KnownJob, find_job, register_cancelled, register_job
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -277,9 +277,52 @@ def test_cancel_ends_pending_elements_before_it_asks_running_ones(slurm: FakeSlu
     assert slurm.calls("scancel") == ["19_[2,4]", "--verbose --signal=INT --batch 19_0", "19_1"]
     assert states(status) == ["STOPPED", "STOPPED", "STOPPED", FORGOTTEN, "STOPPED", "COMPLETED"]
     assert sentences[0] == "train-19: 2 pending elements cancelled."
-    assert sentences[1].startswith("1 element of train-19 are asked to save and stop")
+    assert sentences[1].startswith("1 element of train-19 is asked to save and stop")
     assert sentences[2].startswith("train-19: nothing runs any more. 6 elements: 1 COMPLETED, 4 STOPPED, 1 FORGOTTEN.")
     assert find_job("19", os.environ).cancelled == "19_[2,4]"
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_cancel_asks_all_running_elements_although_one_request_fails(slurm: FakeSlurm, has_ended: bool) -> None:
+    """The request for an element that ends in the meantime fails."""
+    slurm.register("19", range(2))
+    first, second = (slurm.run(f"train-19_{index}") for index in range(2))
+    slurm.set_queue(j19_0="RUNNING", j19_1="RUNNING")
+    stop = json.dumps({"state": "STOPPED", "exit_code": 130})
+    end = f"echo '{stop}' > {first.path}/result.json;" if has_ended else ""
+    fail = f"{end} echo 'scancel: error: Kill job error on job id 19_0' >&2; exit 1"
+    slurm.fake("scancel", f"case $* in *19_0) {fail};; *) echo '{stop}' > {second.path}/result.json;; esac")
+    if has_ended:
+        assert states(api.cancel("19")) == ["STOPPED", "STOPPED"]
+    else:
+        with pytest.raises(LaunchError, match="Kill job error on job id 19_0"):
+            api.cancel("19")
+    assert [call.split()[-1] for call in slurm.calls("scancel")] == ["19_0", "19_1"], "nothing was killed"
+
+
+def test_end_that_slurm_forgets_later_is_kept(slurm: FakeSlurm) -> None:
+    slurm.register("19", range(2))
+    slurm.register("17")
+    slurm.set_queue(j19_0="FAILED", j19_1="RUNNING", j17="CANCELLED")
+    reader = StatusReader([find_job("19", os.environ), find_job("17", os.environ)], ask_seconds=0.0)
+    assert [states(reader.read()[0])[0], reader.read()[1].state] == ["FAILED", "STOPPED"]
+    slurm.set_queue()
+    array, job = reader.read()
+    assert [*states(array), job.state] == ["FAILED", FORGOTTEN, "STOPPED"]
+
+
+def test_array_submitted_by_hand_may_go_on_while_slurm_does_not_answer(slurm: FakeSlurm) -> None:
+    """Its pending elements are known to Slurm only."""
+    slurm.register("19_0")
+    slurm.run("train-19_0", "FAILED", 7)
+    slurm.set_queue(j19_0="FAILED", j19_1="PENDING")
+    assert states(api.status("19")) == ["FAILED", "PENDING"]
+    slurm.fake("squeue", NO_ANSWER)
+    status = api.status("19")
+    assert (status.can_change, status.exit_code) == (True, None)
+    with pytest.raises(JobStateError, match="It is unknown whether"):
+        api.resume("19")
+    assert not slurm.calls("sbatch")
 
 
 @pytest.mark.parametrize("text", ["19_1", "19_[1-1]", "19_[1-2]"])

@@ -86,10 +86,10 @@ def _cancel_running(
             errors[_id(each)] = error
     if asked:
         seconds = max(asked.values())
-        who = (
-            f"{known.name} is" if not status.elements else f"{format_count(len(asked), 'element')} of {known.name} are"
+        who = f"{format_count(len(asked), 'element')} of {known.name}" if status.elements else known.name
+        on_progress(
+            f"{who} {'is' if len(asked) == 1 else 'are'} asked to save and stop; at most {seconds:g} s are left."
         )
-        on_progress(f"{who} asked to save and stop; at most {seconds:g} s are left.")
         started = time.monotonic()
 
         def is_over(status: JobStatus) -> bool:
