@@ -104,7 +104,10 @@ class JobStatus:
 
     @property
     def is_unclear(self) -> bool:
-        """Whether nobody knows if the job still runs or how it ended: it is FORGOTTEN, or UNKNOWN without exit code."""
+        """Whether nobody knows if the job still runs or how it ended.
+
+        Its state is FORGOTTEN, or UNKNOWN without an exit code.
+        """
         return self.state in (FORGOTTEN, "UNKNOWN") and not self.has_ended
 
     @property
