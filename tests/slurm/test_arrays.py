@@ -38,7 +38,7 @@ while step == 0 or not ((directory / "finish").exists() or (directory / f"finish
     tf4slurm.report(step=step, loss=1 / step)
     time.sleep(0.05)
     if tf4slurm.should_stop():
-        for name in ("saving", "saved"):
+        for name in ("saving", "saved") if os.environ["TF4SLURM_TASK"] == "chief/0" else ():  # it ends the job
             with (directory / name).open("a") as file:
                 print(index, file=file)
             time.sleep(2 if name == "saving" else 0)
