@@ -489,7 +489,7 @@ def read_runs(jobs: Sequence[str | KnownJob | None]) -> list[Run]:
     found = []
     for each in itertools.chain.from_iterable(status.parts for status in statuses):
         directory = None if each.run_directory is None else RunDirectory(Path(each.run_directory))
-        found.append(read_run(directory, each.name, each.labels, each.state, each.exit_code, each.reason))
+        found.append(read_run(directory, each.name, each.labels, each.state, each.exit_code, each.headline))
     return found
 
 

@@ -219,7 +219,7 @@ class Job:
         texts = [["" if value is None else str(value) for value in row] for row in rows]
         table = "\n".join(format_table(texts))
         return (
-            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.reason)}"
+            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.headline)}"
             f"<pre>{escape(table)}</pre>"
         )
 

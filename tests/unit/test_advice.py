@@ -115,7 +115,6 @@ def test_findings_of_waits_restarts_and_unreported_steps() -> None:
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        ({"exit_code": 1, "cause": "chief/0", "tail": ["Traceback (most", "KeyError: 3"]}, "raised an exception"),
         ({"exit_code": 1, "cause": "ps/0", "meaning": ["The job's Python lacks a package."]}, "lacks a package"),
         ({"exit_code": 137, "cause": "ps/0", "tasks": [{"task": "ps/0", "returncode": -9}]}, "The job had 2 GB"),
         ({"exit_code": 6, "cause": "ps/0"}, "did not form"),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.agent.child_log import ChildLog, LastLines
+from tf4slurm.jobs.failures import find_failure
+from tf4slurm.jobs.formatting import shorten_in_the_middle
 from tf4slurm.system.output import LineWriter
 
 KERAS = '  File "/venv/lib/python3.11/site-packages/keras/src/utils/traceback_utils.py", line 122, in error_handler'
@@ -74,7 +76,8 @@ def test_other_lines_are_unchanged(text: str) -> None:
 )
 def test_no_line_takes_long(line: str) -> None:
     """The agent sends no heartbeat meanwhile; some patterns would take years."""
-    assert kept(line) == [line[:500]]
+    assert kept(line) == [shorten_in_the_middle(line, 500)]
+    assert find_failure([line] * 4_000, 1).message
 
 
 def test_progress_bar_is_folded_on_the_terminal_and_in_the_file(tmp_path: Path) -> None:

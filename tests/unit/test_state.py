@@ -29,6 +29,7 @@ from tf4slurm.control.messages import (
 )
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Outcome, Phase, TaskRecord
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import RendezvousClosedError
 from tf4slurm.spec.job_spec import JobSpec
@@ -105,10 +106,14 @@ class Job:
         self.receiver.on_observed_state(rank, status, self.now)
 
     def run_child(self, rank: int, start_count: int = 1) -> None:
-        self.send(rank, "running", start_count=start_count, process_id=100 + rank, returncode=None, tail=())
+        self.send(
+            rank, "running", start_count=start_count, process_id=100 + rank, returncode=None, tail=(), failure=None
+        )
 
-    def end_child(self, rank: int, returncode: int, tail: tuple[str, ...] = ()) -> None:
-        self.send(rank, "exited", returncode=returncode, tail=tail)
+    def end_child(
+        self, rank: int, returncode: int, tail: tuple[str, ...] = (), failure: ScriptFailure | None = None
+    ) -> None:
+        self.send(rank, "exited", returncode=returncode, tail=tail, failure=failure)
 
     def restart_and_end_child(self, rank: int, returncode: int) -> None:
         self.run_child(rank, self.desired(rank).start_count)
@@ -530,6 +535,44 @@ def test_worker_under_a_chief_is_restarted_in_place_up_to_the_limit() -> None:
     job.end_child(3, 5, tail=("boom",))
     assert job.desired(3).start_count == 3
     assert job.outcome == Outcome(5, "worker/1 on n3 exited with code 5.", Task("worker", 1), ("boom",))
+
+
+BAD_RATE = ScriptFailure("ValueError", "bad rate 1", "train.py", 7)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "has_server", "is_restarted"),
+    [
+        (BAD_RATE, dataclasses.replace(BAD_RATE, message="bad rate 2"), False, False),
+        (BAD_RATE, dataclasses.replace(BAD_RATE, line=8), False, True),
+        (BAD_RATE, BAD_RATE, True, True),
+        (ScriptFailure("SIGKILL"), ScriptFailure("SIGKILL"), False, True),
+        (None, BAD_RATE, False, True),
+    ],
+)
+def test_worker_that_fails_twice_on_one_line_before_its_server_is_not_restarted(
+    first: ScriptFailure | None, second: ScriptFailure, has_server: bool, is_restarted: bool
+) -> None:
+    job = Job().train()
+    for number, failure in ((1, first), (2, second)):
+        job.run_child(3, number)
+        job.send(3, "running", has_server=has_server)
+        job.end_child(3, 1, failure=failure)
+    assert job.desired(3).start_count == (3 if is_restarted else 2)
+    if not is_restarted:
+        assert job.texts("not_restarted") == [
+            "worker/1 on n3 is not restarted again: it failed twice on the same line before its server ran"
+        ]
+        assert job.outcome.failure == second
+
+
+def test_worker_that_fails_late_on_one_line_is_restarted() -> None:
+    job = Job().train()
+    for number in (1, 2):
+        job.run_child(3, number)
+        job.now += 3_600
+        job.end_child(3, 1, failure=BAD_RATE)
+    assert job.desired(3).start_count == 3
 
 
 def test_restart_limit_applies_per_worker() -> None:

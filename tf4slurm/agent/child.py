@@ -20,6 +20,7 @@ from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster
 from tf4slurm.control.messages import ScriptState, Usage
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import EXIT_TASK_LOST, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -28,6 +29,7 @@ from tf4slurm.roles import role_of
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.child_process import Child
 from tf4slurm.system.guard import handle_stop_signals, watch_guard
+from tf4slurm.system.oom_kills import OomKills, describe_kill, read_oom_kills
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_left_processes, reap_orphans
 from tf4slurm.system.threads import in_thread
@@ -252,6 +254,7 @@ class OwnedChild(TaskProcess):
                 killed_by=None,
                 detail=None,
                 tail=(str(error),),
+                failure=ScriptFailure(type(error).__name__, str(error)),
             )
             return
         self._reap()  # orphans that have ended in the meantime
@@ -264,6 +267,7 @@ class OwnedChild(TaskProcess):
             killed_by=None,
             detail=None,
             tail=(),
+            failure=None,
             script=ScriptState(),
             usage=Usage(),
             has_server=False,
@@ -282,6 +286,7 @@ class OwnedChild(TaskProcess):
         limits = (spec.unresponsive_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
         self._gpu_usage = GpuUsage()
+        num_oom_kills = read_oom_kills()
         exiting = asyncio.create_task(child.wait_for_exit())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
         watching = [asyncio.create_task(watch_usage(child.process_id, port, self._on_usage, spec.num_tasks))]
@@ -299,18 +304,39 @@ class OwnedChild(TaskProcess):
         await self.channel.drain(_LAST_MESSAGES_SECONDS)
         self._child, self._client.exited_at = None, child.ended_at
         killed_by = "liveness_probe" if detail is not None else None
-        self._report(state="exited", returncode=returncode, killed_by=killed_by, detail=detail)
-        self._draining = asyncio.create_task(self._finish_log(child, log, has_failed=returncode != 0))
+        exit_report = {"state": "exited", "returncode": returncode, "killed_by": killed_by, "detail": detail}
+        observed = self._client.observed
+        # The launcher compares the failure of a second start with that of the first before it allows a third.
+        waits_for_failure = returncode != 0 and observed.start_count > 1 and not observed.has_server
+        if not waits_for_failure:
+            self._report(**exit_report)
+            exit_report = {}
+        self._draining = asyncio.create_task(self._finish_log(child, log, returncode, num_oom_kills, exit_report))
+        if waits_for_failure:
+            await self._wait_for_tail()
 
-    async def _finish_log(self, child: Child, log: ChildLog, *, has_failed: bool) -> None:
+    async def _finish_log(
+        self,
+        child: Child,
+        log: ChildLog,
+        returncode: int,
+        num_oom_kills: OomKills | None,
+        exit_report: Mapping[str, object],
+    ) -> None:
         """Wait at most 0.5 s for the remaining output of a child that has exited.
 
-        If the child has failed, report its last lines. If it has succeeded without any output, report that.
+        If the child has failed, report its last lines and what ended it, together with `exit_report`. If it has
+        succeeded without any output, report that. `num_oom_kills` is from the start of the child.
         """
         await child.wait()
         tail = log.close()
-        if has_failed or not tail:
-            self._report(tail=tail, printed_nothing=not has_failed)
+        if returncode:
+            failure = await in_thread(log.find_failure, returncode)
+            if returncode == -signal.SIGKILL and not failure.message:
+                failure = dataclasses.replace(failure, message=describe_kill(num_oom_kills))
+            self._report(**exit_report, tail=tail, failure=failure, printed_nothing=False)
+        elif not tail:
+            self._report(tail=tail, printed_nothing=True)
 
     async def _wait_for_tail(self) -> None:
         """Wait until `_finish_log` has reported the last lines of the child that has exited, at most 0.5 s."""

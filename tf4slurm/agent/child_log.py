@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
+from tf4slurm.jobs.failures import find_failure
+from tf4slurm.jobs.formatting import shorten_in_the_middle
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.output import LineSplitter, LineWriter, ProgressFilter
@@ -18,6 +21,7 @@ from tf4slurm.system.output import LineSplitter, LineWriter, ProgressFilter
 _TIMES_SECONDS = 1.0
 _LINES = 20
 _CHARACTERS = 500  # per line, to stay below the limit of the control service
+_MOST_LINES, _MOST_CHARACTERS = 4_000, 2_000  # kept of the output, to find what ended the script
 _NUMBER_LINES = 2  # lines kept of a tensor
 _NUMBERS = 8  # numbers kept per line
 
@@ -33,8 +37,8 @@ _MANY_NUMBERS = re.compile(
 class LastLines:
     """Keeps the last 20 lines of an output, which the agent reports when the child fails.
 
-    At most 500 characters of a line are kept. Only two lines of a printed tensor are kept, and of 16 or more numbers in
-    a row only the first 8.
+    A line of more than 500 characters is shortened in the middle. Only two lines of a printed tensor are kept, and of
+    16 or more numbers in a row only the first 8.
     """
 
     def __init__(self) -> None:
@@ -47,7 +51,7 @@ class LastLines:
         left_out = self._num_number_lines - _NUMBER_LINES
         if left_out > 1:
             self._lines.pop()
-        short = _MANY_NUMBERS.sub(r"\1[…] ", line)[:_CHARACTERS]
+        short = shorten_in_the_middle(_MANY_NUMBERS.sub(r"\1[…] ", line), _CHARACTERS)
         self._lines.append(f"[… {left_out} lines of numbers]" if left_out > 0 else short)
 
     def to_tuple(self) -> tuple[str, ...]:
@@ -70,6 +74,7 @@ class ChildLog:
         self._splitter = LineSplitter()
         self._boilerplate = BoilerplateFilter()
         self._tail = LastLines()
+        self._end: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
         self._file: BinaryIO | None = None
         self._times: BinaryIO | None = None
         self._timed_at = float("-inf")
@@ -127,8 +132,13 @@ class ChildLog:
         self._show([*self._splitter.split(self._filter.withheld), *self._splitter.finish()])
         return self._tail.to_tuple()
 
+    def find_failure(self, returncode: int) -> ScriptFailure:
+        """Return what ended the process, from the end of its output. This may take 0.1 s."""
+        return find_failure(self._end, returncode)
+
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
+            self._end.append(shorten_in_the_middle(line, _MOST_CHARACTERS))
             is_shown = not self._boilerplate.is_boilerplate(line)
             if is_shown:
                 self._tail.append(line)

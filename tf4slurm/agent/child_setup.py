@@ -89,6 +89,7 @@ class ChildSetup:
         result[SCRIPT_CHANNEL_VARIABLE] = channel_name
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")
+        result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
         result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
         cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         if cpus < _MIN_INTEROP_THREADS:

@@ -17,7 +17,7 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.shared import Verb, fit_table, job_argument, note, paint
 from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
-from tf4slurm.jobs.formatting import format_count, format_number
+from tf4slurm.jobs.formatting import format_count, format_number, shorten_in_the_middle
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus, describe_variables
@@ -25,6 +25,7 @@ from tf4slurm.jobs.status_reader import describe_progress
 from tf4slurm.system.typed_json import to_json
 
 _LISTED_JOBS = 20
+_REASON_CHARACTERS = 100
 _WATCH_SECONDS = 2.0
 _WAIT_SECONDS = 0.5
 _COLOURS = {COMPLETED: "green", "RUNNING": "cyan", **dict.fromkeys(("PENDING", STOPPED, REQUEUED), "yellow")}
@@ -84,8 +85,7 @@ def _describe_all(statuses: Sequence[JobStatus]) -> str:
 def _describe(job: JobStatus) -> list[str]:
     word = job.job_id or job.name
     lines = [_describe_job(job)]
-    if job.reason:
-        lines.append(f"  {job.reason}")
+    lines += [f"  {text}" for text in dict.fromkeys((job.headline, job.reason)) if text]
     lines += [f"  Explanation: {meaning}" for meaning in job.meaning]
     if job.start:
         lines.append(f"  Slurm expects to start it at {job.start}.")
@@ -121,7 +121,7 @@ def _element_row(job: JobStatus) -> tuple[str, ...]:
         "-" if job.furthest_step is None else f"{job.furthest_step:,}",
         " ".join(f"{name}={format_number(value)}" for name, value in job.metrics.items() if value is not None) or "-",
         (job.elapsed if job.state != "PENDING" else None) or "-",
-        (job.reason.partition(". ")[0] if job.state != COMPLETED else "") or "-",
+        _list_reason(job),
     )
 
 
@@ -170,20 +170,31 @@ def list_(show_all: bool, elements: bool, as_json: bool) -> None:
     if not jobs:
         click.echo("No job was started yet. Start one: tf4slurm run --help", err=True)
         return
-    rows = [("ID", "NAME", "STATE", "EXIT", "TIME", "STARTED", "RUN DIRECTORY")]
+    rows = [("ID", "NAME", "STATE", "EXIT", "TIME", "STARTED", "REASON", "RUN DIRECTORY")]
     for job in jobs:
         code = "-" if job.exit_code is None else str(job.exit_code)
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started))
-        rows.append(
-            (job.job_id or "-", job.name, _list_state(job), code, job.elapsed or "-", started, job.run_directory or "-")
-        )
-    click.echo("\n".join(fit_table(rows, ("RUN DIRECTORY", "STARTED", "EXIT"), sys.stdout)))
+        facts = (job.job_id or "-", job.name, _list_state(job), code, job.elapsed or "-", started)
+        rows.append((*facts, _list_reason(job), job.run_directory or "-"))
+    click.echo("\n".join(fit_table(rows, ("RUN DIRECTORY", "STARTED", "EXIT", "REASON"), sys.stdout)))
     for warning in dict.fromkeys(warning for job in jobs for warning in job.warnings):
         note(warning)
 
 
 def _without_tasks(job: JobStatus) -> JobStatus:
     return dataclasses.replace(job, tasks=())
+
+
+def _list_reason(job: JobStatus) -> str:
+    """Return for a list what ended a script, or the first sentence of the reason. A completed job has none."""
+    if job.state == COMPLETED:
+        return "-"
+    text = job.headline if job.failure is not None else job.reason.partition(". ")[0]
+    return shorten_in_the_middle(text, _REASON_CHARACTERS) or "-"
+
+
+def _as_sentence(text: str) -> str:
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _list_state(job: JobStatus) -> str:
@@ -229,7 +240,8 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
 
 def _note_end(job: JobStatus) -> None:
     code = "" if job.exit_code is None else f", exit code {job.exit_code}"
-    note(f"{job.name} {job.state}{code}. {job.reason}".rstrip())
+    texts = [f"{job.name} {job.state}{code}.", *dict.fromkeys((_as_sentence(job.headline), job.reason))]
+    note(" ".join(filter(None, texts)))
 
 
 @click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --grace-period 0"))

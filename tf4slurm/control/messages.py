@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.errors import MessageError
@@ -206,6 +207,7 @@ class ObservedState:
         exit_age_seconds: Seconds from the child's exit until this message was sent.
         detail: `killed_by`, or the reason why the task is `not_ready`, in words. No rule reads this text.
         tail: The last lines of a child that failed.
+        failure: What ended a child that failed. It arrives with `tail`.
         stop_signal: The last stop signal that the agent received.
         attempt: The attempt in which the task takes part, from 1.
         port: The port where the child will listen. Sent from the second attempt on: the registration has the first.
@@ -222,6 +224,7 @@ class ObservedState:
     exit_age_seconds: float = 0.0
     detail: str | None = None
     tail: tuple[str, ...] = ()
+    failure: ScriptFailure | None = None
     stop_signal: StopSignal | None = None
     attempt: int = 1
     port: int = 0

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tf4slurm.cluster import Address, Task
 from tf4slurm.control.messages import ObservedState, ScriptState
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.errors import COMPLETED, FAILED, STOPPED
 from tf4slurm.roles import Role
 
@@ -51,6 +52,8 @@ class TaskRecord:
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.
         started_at: Time when the last start of the child was reported. None before the first in this attempt.
         ended_at: Time when the child exited, or when the agent terminated or was lost before that.
+        early_failures: What ended the children of this attempt that failed soon after their start, before they had a
+            server, by the number of the start.
     """
 
     rank: int
@@ -73,12 +76,28 @@ class TaskRecord:
     ended_at: float | None = None
     released_barrier: str = ""
     barrier_error: str = ""
+    early_failures: dict[int, ScriptFailure] = field(default_factory=dict)
 
     def begin_attempt(self, attempt: int) -> None:
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.desired_start_count = 0
         self.is_done = False
         self.started_at = self.ended_at = None
+        self.early_failures = {}
+
+    def note_failure(self, now: float) -> None:
+        """Remember what ended the last child if it failed soon after its start, before it had a server."""
+        observed = self.observed
+        is_early = self.started_at is not None and (self.ended_at or now) - self.started_at < IMPORT_SECONDS
+        if observed.failure is not None and is_early and not observed.has_server:
+            self.early_failures[observed.start_count] = observed.failure
+
+    @property
+    def repeats_failure(self) -> bool:
+        """Whether the last two children failed soon after their start with the same exception, on the same line."""
+        count = self.observed.start_count
+        one, other = (self.early_failures.get(each) for each in (count - 1, count))
+        return one is not None and other is not None and one.has_same_place(other)
 
     def is_importing(self, now: float) -> bool:
         """Return whether the script is probably still importing TensorFlow. False from 60 s after its start."""
@@ -184,7 +203,7 @@ EVENT_KINDS = {
     "barrier": EventKind("The task was the last at a barrier; the first had waited for 1 s or longer."),
     "exited": EventKind("The child process has exited or was killed.", is_in_timeline=True),
     "restarting": EventKind("The child process is started again.", True, True),
-    "not_restarted": EventKind("No restart is left; the job continues without this task.", True, True),
+    "not_restarted": EventKind("No restart of the child process is left, or would help.", True, True),
     "exited_early": EventKind("A ps has exited with 0 while other tasks still needed it.", True, True),
     "disconnected": EventKind("The agent has lost its connection to the launcher, and may reconnect.", True, True),
     "reconnected": EventKind("The agent is connected again.", True, True),
@@ -222,6 +241,7 @@ class Outcome:
             those of the task that failed afterwards.
         has_timed_out: The cluster did not form in time.
         is_stop: A person, a time limit or preemption stopped the job.
+        failure: What ended the script of `cause`. None if the cause is no failure of a script, or is not known yet.
     """
 
     exit_code: int
@@ -230,6 +250,7 @@ class Outcome:
     tail: tuple[str, ...] = ()
     has_timed_out: bool = False
     is_stop: bool = False
+    failure: ScriptFailure | None = None
 
     @property
     def is_success(self) -> bool:

@@ -71,7 +71,8 @@ def after_exit(
         role: The role of the task.
         returncode: The exit code, or minus the number of a signal.
         phase: The phase of the job.
-        is_restart_left: --max-worker-restarts allows another restart of the task.
+        is_restart_left: --max-worker-restarts allows another restart of the task, which has not failed twice with the
+            same exception on the same line before its server ran.
         shared: The part of the desired state that is the same for all tasks. When training is over, a ps that exits
             with 0 has finished. When only evaluators are not done (`is_finishing`), no exit fails the attempt.
     """

@@ -131,10 +131,20 @@ class JobState:
         self.scripts.on_end(record)
         why = observed.detail or describe_end(returncode)
         self.emit("exited", record, why, returncode=returncode)
-        is_restart_left, shared = record.desired_start_count <= self.spec.max_worker_restarts, self.desired.shared
+        is_allowed = record.desired_start_count <= self.spec.max_worker_restarts
         consequence = rules.after_exit(
-            record.role, returncode, self.phase, is_restart_left=is_restart_left, shared=shared
+            record.role,
+            returncode,
+            self.phase,
+            is_restart_left=is_allowed and not record.repeats_failure,
+            shared=self.desired.shared,
         )
+        if is_allowed and record.repeats_failure and self.phase is Phase.TRAINING:
+            self.emit(
+                "not_restarted",
+                record,
+                "is not restarted again: it failed twice on the same line before its server ran",
+            )
         if consequence is AfterExit.RESTART:
             number, most = record.desired_start_count, self.spec.max_worker_restarts
             self.desired.start(record.rank, record.desired_start_count + 1)
@@ -277,7 +287,7 @@ class JobState:
             reason = f"{self.progress} The last failure: {outcome.reason}"
             outcome = dataclasses.replace(outcome, exit_code=EXIT_NO_PROGRESS, reason=reason)
         self._explained_by = failure.record
-        self.decide(dataclasses.replace(outcome, tail=failure.record.observed.tail))
+        self.decide(_explain(outcome, failure.record))
 
     def _begin_attempt(self, reason: str) -> None:
         self.attempt += 1
@@ -412,7 +422,7 @@ class JobState:
     def on_last_lines(self, record: TaskRecord) -> None:
         """Add the last lines of a child to a known outcome if they explain it. They arrive after the child's exit."""
         if self.outcome is not None and record is self._explained_by:
-            self.outcome = dataclasses.replace(self.outcome, tail=record.observed.tail)
+            self.outcome = _explain(self.outcome, record)
 
     def _end_if_all_gone(self) -> None:
         """End the job if all tasks are gone. The phase ENDED has one other cause: the deadline of TERMINATING."""
@@ -442,3 +452,10 @@ class JobState:
         """Call `on_event` with an event of a task, or with one of the job if `record` is None."""
         assert kind in EVENT_KINDS, kind
         self._on_event(kind, record.name if record else None, f"{record} {text}" if record else text, **facts)
+
+
+def _explain(outcome: Outcome, record: TaskRecord) -> Outcome:
+    """Return the outcome with the last lines of a task and, if the task is its cause, with what ended the script."""
+    observed = record.observed
+    has_failed = record.task == outcome.cause and observed.killed_by is None
+    return dataclasses.replace(outcome, tail=observed.tail, failure=observed.failure if has_failed else None)

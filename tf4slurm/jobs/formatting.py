@@ -91,3 +91,11 @@ def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def shorten_in_the_middle(text: str, max_characters: int) -> str:
+    """Return `text`, with its middle replaced by "…" if it has more than `max_characters` characters."""
+    if len(text) <= max_characters:
+        return text
+    head = (max_characters - 1) * 2 // 3
+    return f"{text[:head]}…{text[head + 1 - max_characters :]}"

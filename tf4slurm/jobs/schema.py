@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tf4slurm.control.messages import KilledBy
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.errors import FAILED, SchemaVersionError
@@ -266,6 +267,8 @@ class ResultFile:
         exit_code: Exit code of the launcher.
         reason: How the job ended, in words.
         cause: The task that failed first; null if no single task did.
+        failure: What ended the script of the task `cause`: an exception, a signal or an exit code; null if the job did
+            not end by the failure of a script.
         tail: The last lines that the task `cause` printed.
         meaning: Explanations of known errors in `tail` and `reason`.
         log: Path of the log of the task `cause`.
@@ -285,6 +288,7 @@ class ResultFile:
     exit_code: int = 1
     reason: str = ""
     cause: str | None = None
+    failure: ScriptFailure | None = None
     tail: tuple[str, ...] = ()
     meaning: tuple[str, ...] = ()
     log: str | None = None
@@ -297,6 +301,11 @@ class ResultFile:
     shards: tuple[ShardProgress, ...] = ()
     workers_left: int = 0
     tasks: tuple[TaskStatus, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """What ended the script of the task that failed first, or else how the job ended."""
+        return self.failure.headline() if self.failure is not None else self.reason
 
 
 @dataclass(frozen=True)

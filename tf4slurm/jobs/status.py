@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError
 from tf4slurm.jobs.formatting import format_bytes, format_elapsed, format_list
@@ -49,6 +50,8 @@ class JobStatus:
         exit_code: Exit code of the job; None until the job has ended, and for FORGOTTEN. That of an array is that of
             its element with the worst state.
         reason: Why the job is pending, or how it ended, in words.
+        failure: What ended the script of the task that failed first: an exception, a signal or an exit code. None if
+            the job did not end by the failure of a script.
         meaning: Explanations of known errors in the last lines of the task that failed first.
         elapsed: Duration of the job so far, such as "1:02:03".
         limit: Time limit in Slurm's format.
@@ -77,6 +80,7 @@ class JobStatus:
     max_attempts: int | None = None
     exit_code: int | None = None
     reason: str = ""
+    failure: ScriptFailure | None = None
     meaning: tuple[str, ...] = ()
     elapsed: str | None = None
     limit: str | None = None
@@ -101,6 +105,11 @@ class JobStatus:
     def parts(self) -> tuple[JobStatus, ...]:
         """The elements of a job array. Any other job is its only part."""
         return self.elements or (self,)
+
+    @property
+    def headline(self) -> str:
+        """What ended the script of the task that failed first, or else `reason`."""
+        return self.failure.headline() if self.failure is not None else self.reason
 
     @property
     def is_unclear(self) -> bool:
@@ -205,6 +214,7 @@ def read_status(
         max_attempts=file.max_attempts,
         exit_code=exit_code,
         reason=reason,
+        failure=files.result.failure if files.result is not None and has_ended else None,
         meaning=files.result.meaning if files.result is not None else (),
         elapsed=entry.elapsed if entry else format_elapsed(elapsed) if elapsed is not None else None,
         limit=entry.limit if entry else None,

@@ -29,6 +29,7 @@ from tf4slurm.errors import (
     RunDirectoryError,
     describe_end,
 )
+from tf4slurm.jobs.failures import find_slurm_kill
 from tf4slurm.jobs.recorder import EventLog, Recorder
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -191,8 +192,9 @@ class Launcher:
 
     def on_all_exit(self, returncode: int, message: str) -> None:
         end = f"it {describe_end(returncode)}." + (f" Its last output:\n{message}" if message else "")
+        failure = find_slurm_kill(message.splitlines())
         if self._state.tasks.count("running", "exited", "ready", "registered", "terminated"):
-            outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}")
+            outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}", failure=failure)
         else:
             outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}")
         self._state.on_spawner_exit(outcome, self._clock.now())

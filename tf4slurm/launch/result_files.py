@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,14 +40,20 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
     assert outcome is not None
     causes = (each.observed for each in state.tasks if each.task == outcome.cause and each.observed.killed_by is None)
     cause = next((observed.returncode for observed in causes), None)
+    failure = outcome.failure
+    if failure is not None and outcome.cause is not None:
+        name = str(outcome.cause)
+        failure = dataclasses.replace(failure, task=name, worker=failure.worker if failure.worker != name else None)
     failed = [each for each in state.tasks if each.task != outcome.cause and each.observed.returncode]
+    texts = [f"{failure.type}: {failure.message}", failure.caused_by] if failure is not None else []
     return ResultFile(
         state=outcome.state,
         exit_code=outcome.exit_code,
         reason=outcome.reason,
         cause=str(outcome.cause) if outcome.cause else None,
+        failure=failure,
         tail=tuple(outcome.tail),
-        meaning=() if outcome.is_success else tuple(explain((*outcome.tail, outcome.reason), cause)),
+        meaning=() if outcome.is_success else tuple(explain((*outcome.tail, *texts, outcome.reason), cause)),
         log=str(run_directory.log(outcome.cause, state.attempt)) if outcome.cause else None,
         collateral=()
         if outcome.is_success

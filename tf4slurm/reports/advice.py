@@ -6,7 +6,6 @@ samples of training.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,8 +57,6 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
     sentences = list(result.meaning)
     cause = next((task for task in result.tasks if task.task == result.cause), None)
     returncode = cause.returncode if cause is not None else None
-    if re.search(r"^Traceback|^\w*(Error|Exception)\b", "\n".join(result.tail), re.MULTILINE):
-        sentences.insert(0, "The script raised an exception: the last line names it, the lines above show where.")
     if returncode == -9:
         if allocation.memory_bytes is not None:
             limit = format_bytes(allocation.memory_bytes)

@@ -68,8 +68,8 @@ def _facts(job: JobSummary, charts: Sequence[Chart]) -> dict[str, str]:
     peaks = {"memory, peak": usage.memory_bytes, "GPU memory, peak": usage.gpu_memory_bytes}
     facts |= {name: format_bytes(value) for name, value in peaks.items() if value is not None}
     facts |= {name: format_bytes(sum(values)) for name, values in totals.items() if values}
-    if job.reason:
-        facts["end"] = job.reason
+    if job.headline:
+        facts["end"] = job.headline
     return facts
 
 

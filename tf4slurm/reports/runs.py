@@ -85,7 +85,7 @@ def read_run(
         labels: Values of the arguments that vary between the runs. If empty, those in job.json.
         state: State of the job.
         exit_code: Exit code of the job; None until it has ended.
-        reason: How the job ended. If empty, the reason in result.json.
+        reason: How the job ended. If empty, the headline of result.json.
 
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote a file.
@@ -107,7 +107,7 @@ def read_run(
         labels=labels or job.labels,
         state=state,
         exit_code=exit_code,
-        reason=reason or (result.reason if result is not None else ""),
+        reason=reason or (result.headline if result is not None else ""),
         seconds=result.seconds if result is not None else status.seconds if status is not None else None,
         steps=steps,
         last={metric: each.values[-1] for metric, each in series.items()},

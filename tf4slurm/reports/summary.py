@@ -299,6 +299,11 @@ class JobSummary(JobFiles):
         return self.describe_loss() if self.is_lost else (self.result or self.status).reason
 
     @property
+    def headline(self) -> str:
+        """What ended the script of the task that failed first, or else `reason`."""
+        return self.result.headline if self.result is not None else self.reason
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about possible problems that still exist, or existed when the job ended."""
         return (self.result or self.status).warnings

@@ -1,0 +1,68 @@
+"""Each failing script, run as a job: result.json, terminal and `status` name the failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.failing.scripts import PLAIN, SCRIPTS, TENSORFLOW, FailingScript
+from tests.jobs import TF4SLURM
+
+QUICK = ("exception", "segmentation fault", "killed", "exit with text", "closure", "input function")
+"""The scripts that each run of the tests starts as jobs. The others are `long`."""
+
+
+def cases(names: list[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in names]
+
+
+def check(failure: dict[str, Any] | None, script: FailingScript) -> None:
+    assert failure is not None
+    assert failure["type"] == script.type
+    assert failure["message"].startswith(script.message), failure
+    assert (failure["file"], failure["line"]) == (script.file, script.line), failure
+    assert failure["task"].startswith(script.task), failure
+    assert failure["caused_by"] == script.caused_by, failure
+    if script.worker is None:
+        assert failure["worker"] is None, failure
+    else:
+        assert str(failure["worker"]).startswith(script.worker), failure
+
+
+@pytest.mark.parametrize("name", cases([*SCRIPTS]))
+def test_job_names_failure_of_script(name: str, tmp_path: Path) -> None:
+    if name in TENSORFLOW:
+        pytest.importorskip("tensorflow")
+    script = SCRIPTS[name]
+    command = script.write(tmp_path, sys.executable)
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(
+        [TF4SLURM, "run", "--name", "failing", *script.options, "--", *command],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode != 0
+    (path,) = (tmp_path / "runs").glob("*/result.json")
+    result = json.loads(path.read_text())
+    check(result["failure"], script)
+    shown = subprocess.run([TF4SLURM, "status"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    listed = subprocess.run([TF4SLURM, "list"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    report = (path.parent / "report.html").read_text()
+    headline = f"{script.type}: {script.message[:60]}" if script.message else script.type
+    assert f"Root cause: {headline}" in done.stderr
+    assert headline in shown.stdout
+    assert headline[:40] in listed.stdout
+    assert headline.partition(":")[0] in report
+
+
+def test_plain_scripts_are_thirty() -> None:
+    assert len(PLAIN) + len(TENSORFLOW) >= 50

@@ -1,0 +1,161 @@
+"""What ended a script is found in its output: of scripts run here, and in outputs of TensorFlow 2.16 and 2.21."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.failing.scripts import PLAIN, SCRIPTS
+from tests.failing.test_failing_scripts import check
+from tf4slurm.control.script_failure import ScriptFailure
+from tf4slurm.jobs.failures import find_failure, find_slurm_kill
+from tf4slurm.jobs.formatting import shorten_in_the_middle
+
+OUTPUTS = Path(__file__).parents[1] / "data" / "outputs"
+RECORDED = sorted(OUTPUTS.glob("*/*.txt"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no such"))
+        if name in ("exception group", "notes")
+        else name
+        for name in PLAIN
+        if name != "worker before its server"  # needs a job
+    ],
+)
+def test_failure_of_plain_script(name: str, tmp_path: Path) -> None:
+    script = PLAIN[name]
+    done = subprocess.run(
+        script.write(tmp_path, sys.executable),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/bin:/bin"},
+        timeout=60,
+    )
+    failure = find_failure(done.stdout.splitlines(), done.returncode, str(tmp_path))
+    check({**vars(failure), "task": "chief/0"}, script)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=[f"{path.parent.name}-{path.stem}" for path in RECORDED])
+def test_failure_in_recorded_output(path: Path) -> None:
+    """The first line of a recorded output has the task and its exit code."""
+    script = next(script for name, script in SCRIPTS.items() if name.replace(" ", "-") == path.stem)
+    facts, *lines = path.read_text().splitlines()
+    task, returncode = facts.split()
+    failure = find_failure(lines, int(returncode), "/home/ana/train")
+    worker = None if failure.worker == task else failure.worker
+    check({**vars(failure), "task": task, "worker": worker}, script)
+
+
+def test_outputs_of_both_versions_are_recorded() -> None:
+    assert len(RECORDED) >= 36
+    assert {path.parent.name for path in RECORDED} == {"2.16", "2.21"}
+
+
+# The texts are those of glibc, of TensorFlow's LOG(FATAL), and of a GPU's allocator (bfc_allocator.cc).
+@pytest.mark.parametrize(
+    ("lines", "returncode", "expected"),
+    [
+        (
+            ["terminate called after throwing an instance of 'std::out_of_range'", "  what():  vector::_M_range_check"],
+            -6,
+            ScriptFailure("SIGABRT", "std::out_of_range: vector::_M_range_check"),
+        ),
+        (
+            ["2025-03-10 15:55:25.474408: F tensorflow/core/framework/tensor.cc:844] Check failed: 2 == 1"],
+            -6,
+            ScriptFailure("SIGABRT", "Check failed: 2 == 1"),
+        ),
+        (
+            ["F0000 00:00:1795737434.704835   13748 tensor.cc:844] Check failed: 2 == 1"],
+            134,
+            ScriptFailure("exit code 134", "Check failed: 2 == 1"),
+        ),
+        (
+            [
+                "Traceback (most recent call last):",
+                '  File "/home/ana/train.py", line 7, in <module>',
+                "    model.fit(x)",
+                "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:",
+                "",
+                "Detected at node 'MatMul' defined at (most recent call last):",
+                "<stack traces unavailable>",
+                "OOM when allocating tensor with shape[90000,90000] and type float on /job:localhost/replica:0/task:0"
+                "/device:GPU:0 by allocator GPU_0_bfc",
+                "\t [[{{node MatMul}}]]",
+            ],
+            1,
+            ScriptFailure(
+                "ResourceExhaustedError",
+                "OOM when allocating tensor with shape[90000,90000] and type float on /job:localhost/replica:0/task:0"
+                "/device:GPU:0 by allocator GPU_0_bfc",
+                "train.py",
+                7,
+            ),
+        ),
+        ([], 3, ScriptFailure("exit code 3")),
+        ([], -9, ScriptFailure("SIGKILL")),
+        ([], -15, ScriptFailure("SIGTERM")),
+        (["Traceback (most recent call last):"], 1, ScriptFailure("exit code 1", "Traceback (most recent call last):")),
+        (["\x1b[31mValueError\x1b[0m"], 1, ScriptFailure("exit code 1", "ValueError")),
+    ],
+)
+def test_failure_without_script(lines: list[str], returncode: int, expected: ScriptFailure) -> None:
+    assert find_failure(lines, returncode, "/home/ana") == expected
+
+
+def test_traceback_interrupted_by_another_thread() -> None:
+    """A message of TensorFlow's C++ code, with a traceback of its own, is printed between two frames."""
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/ana/train.py", line 20, in <module>',
+        "W0000 00:00:1795737471.882256   14458 op_kernel.cc:1845] INVALID_ARGUMENT: ValueError: record 3 is damaged",
+        "Traceback (most recent call last):",
+        "",
+        '  File "/home/ana/other.py", line 14, in read',
+        '    raise ValueError("record 3 is damaged")',
+        "",
+        "ValueError: record 3 is damaged",
+        "",
+        "    coordinator.join()",
+        '  File "/opt/venv/lib/python3.11/site-packages/x.py", line 3, in join',
+        "RuntimeError: stopped",
+    ]
+    assert find_failure(lines, 1, "/home/ana") == ScriptFailure("RuntimeError", "stopped", "train.py", 20)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the tasks were OOM Killed.", "memory"),
+        ("slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO TIME LIMIT ***", "time"),
+    ],
+)
+def test_kill_by_slurm(line: str, kind: str) -> None:
+    assert find_slurm_kill(["srun: x", line]) == ScriptFailure(f"Slurm's {kind} limit", line)
+    assert find_slurm_kill(["srun: error: n1: task 0: Killed"]) is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "headline"),
+    [
+        (ScriptFailure("ValueError", "bad", "train.py", 3, "chief/0"), "ValueError: bad (train.py:3, chief/0)"),
+        (ScriptFailure("ValueError", "bad", "a.py", 3, "chief/0", "worker/1"), "ValueError: bad (a.py:3, worker/1)"),
+        (ScriptFailure("exit code 3", "", task="ps/0"), "exit code 3 (ps/0)"),
+        (ScriptFailure("E", "m", caused_by="KeyError: 'x'"), "E: m, because of KeyError: 'x'"),
+    ],
+)
+def test_headline(failure: ScriptFailure, headline: str) -> None:
+    assert failure.headline() == headline
+
+
+def test_long_text_is_shortened_in_the_middle() -> None:
+    assert shorten_in_the_middle("a" * 50 + "b" * 50, 30) == "a" * 19 + "…" + "b" * 10
+    assert shorten_in_the_middle("short", 5) == "short"
