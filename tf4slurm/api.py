@@ -391,9 +391,12 @@ def cancel(
     job: str | KnownJob,
     *,
     grace_period_seconds: float | None = None,
+    now: bool = False,
     on_progress: Callable[[str], None] = logger.info,
 ) -> JobStatus:
     """Ask a job to save and stop, and kill it if it does not end in time. Return its last state.
+
+    A job that saves already, after an earlier request, keeps the rest of its grace period. Only `now` skips it.
 
     A pending job is cancelled at once. Of a whole job array, the pending elements are cancelled first, so that they do
     not start, and the running ones are asked to save. After a kill, this function waits at most 5 s. Slurm may take
@@ -401,8 +404,9 @@ def cancel(
 
     Args:
         job: The job. If it has ended, nothing happens.
-        grace_period_seconds: Seconds until the kill (default: the job's own grace period plus 10). With 0, a Slurm job
-            is cancelled at once, and a local job has 5 s to terminate its tasks, without a grace period.
+        grace_period_seconds: Seconds until the kill (default: the job's own grace period, or what is left of it, plus
+            10). 0 is `now`.
+        now: Terminate the tasks at once, without a grace period, also while they save. The job has 10 s for this.
         on_progress: Called with a sentence at each step.
 
     Raises:
@@ -410,7 +414,7 @@ def cancel(
         UntrustedFileError: Another user could have written the job's files.
         LaunchError: A request to Slurm failed.
     """
-    return cancel_known(find(job), grace_period_seconds, on_progress)
+    return cancel_known(find(job), grace_period_seconds, on_progress, now=now)
 
 
 def _read_trusted(known: KnownJob) -> JobFile:

@@ -170,9 +170,12 @@ class Job:
         has_names = len({line.source for line in lines}) > 1
         return "".join(f"{line.source} | {line.text}\n" if has_names else f"{line.text}\n" for line in lines)
 
-    def cancel(self, grace_period_seconds: float | None = None) -> None:
-        """Ask the job to save and stop, and kill it if it does not end in time. See `tf4slurm.cancel`."""
-        api.cancel(self._started(), grace_period_seconds=grace_period_seconds)
+    def cancel(self, grace_period_seconds: float | None = None, *, now: bool = False) -> None:
+        """Ask the job to save and stop, and kill it if it does not end in time. See `tf4slurm.cancel`.
+
+        `now` ends it at once, also while it saves.
+        """
+        api.cancel(self._started(), grace_period_seconds=grace_period_seconds, now=now)
 
     def grow(self, workers: int, **options: Any) -> str:
         """Add workers to this running job. Return the id of their job array. See `tf4slurm.grow`.

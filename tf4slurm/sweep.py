@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import os
 import signal
@@ -15,15 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from tf4slurm import api
-from tf4slurm.errors import MissingDependencyError, OptionError, RunDirectoryError, UnknownJobError
+from tf4slurm.errors import MissingDependencyError, OptionError, UnknownJobError
 from tf4slurm.job import Job
 from tf4slurm.jobs.registry import register_end, register_job
-from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.jobs.schema import Process
 from tf4slurm.jobs.status_reader import combine
+from tf4slurm.jobs.sweep_stops import SweepStop, SweepStops, reserve_sweep_name
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.points import ArrayElement, check_points, fill_point, format_labels, make_points
+from tf4slurm.system.exec_child import NOW_SIGNAL
 from tf4slurm.system.variables import RUN_NAME_VARIABLE
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _COLUMNS = ("state", "exit_code", "steps", "seconds", "run_directory")  # of the table
+_SIGNALS = {SweepStop.SAVE: signal.SIGTERM, SweepStop.NOW: NOW_SIGNAL}
 _OUTPUT_SECONDS = 5.0  # for the last lines of a launcher; a process that it left may hold the pipe open
 
 
@@ -113,7 +114,8 @@ class Sweep(Job):
     def run(self, *, at_most: int = 1, local: bool = True, isolated: bool = False, quiet: bool = False) -> int:
         """Run the points as local jobs. Return 0, or the exit code of the element with the worst state.
 
-        A Ctrl-C lets the jobs that run save and stop, and starts no more. Then KeyboardInterrupt is raised.
+        A Ctrl-C lets the jobs that run save and stop, and starts no more. Another one ends them at once. Then
+        KeyboardInterrupt is raised.
 
         Args:
             at_most: Maximum number of jobs that run at once.
@@ -231,9 +233,12 @@ class LocalSweep:
         self._readers: list[threading.Thread] = []
         self._exit_codes: dict[int, int] = {}
         self.stopped_by: signal.Signals | None = None
+        self._request: SweepStop | None = None
         elements = [ArrayElement(index, {**spec.labels, **point}) for index, point in enumerate(points)]
         process = Process.of(os.getpid())
-        self.known = register_job(_reserve_name(spec), spec.runs_directory, os.environ, array=elements, process=process)
+        name = reserve_sweep_name(spec.runs_directory, f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        self._stops = SweepStops.of(spec.runs_directory, name)
+        self.known = register_job(name, spec.runs_directory, os.environ, array=elements, process=process)
 
     def run(self, signals: Collection[signal.Signals] = ()) -> int:
         """Run all points. Return 0, or the exit code of the element with the worst state.
@@ -252,6 +257,7 @@ class LocalSweep:
                     if process.poll() is not None:
                         self._exit_codes[index] = process.returncode
                         del self._running[index]
+                self._apply_request()
                 time.sleep(_POLL_SECONDS)
         for reader in self._readers:
             reader.join(_OUTPUT_SECONDS)
@@ -271,6 +277,13 @@ class LocalSweep:
         self._waiting.clear()
         for process in list(self._running.values()):
             process.send_signal(number)
+
+    def _apply_request(self) -> None:
+        """Call `stop` if `tf4slurm cancel` has requested it, once for each kind of request."""
+        request = self._stops.read()
+        if request is not None and request is not self._request:
+            self._request = request
+            self.stop(_SIGNALS[request])
 
     def _start(self, index: int) -> None:
         point = self._points[index]
@@ -315,23 +328,3 @@ def _handling(signals: Collection[signal.Signals], handle: Callable[[signal.Sign
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _reserve_name(spec: JobSpec) -> str:
-    """Return a name for a sweep, and create a file with it, NAME.sweep, so that no other sweep gets the name."""
-    first = f"{spec.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        make_parent(spec.runs_directory)
-        for number in itertools.count(1):
-            name = first if number == 1 else f"{first}-{number}"
-            path = spec.runs_directory / f"{name}.sweep"
-            try:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            except FileExistsError:
-                continue
-            return name
-    except OSError as error:
-        path = spec.runs_directory
-        text = f"{str(path)!r} cannot be written: {error.strerror}. Choose another --runs-directory."
-        raise RunDirectoryError(text, path=str(path)) from error
-    raise AssertionError

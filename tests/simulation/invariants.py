@@ -179,7 +179,7 @@ def scripts_may_save(job: Job, event: tuple[str, str | None, str]) -> str | None
     if event[0] != "outcome" or outcome is None or not outcome.is_stop:
         return None
     began_at = next((time for time, kind, _, _ in reversed(job.events) if kind == "stopping"), None)
-    if began_at is None or any(kind == "second stop" for _, kind, _, _ in job.history):
+    if began_at is None or any(kind == "stop without grace" for _, kind, _, _ in job.history):
         return None
     is_over = job.world.now - began_at >= job.plan.spec.grace_period_seconds
     if is_over or any(s.has_ended and s.task.task_type == "ps" for s in job.scripts if s.attempt == job.state.attempt):

@@ -18,7 +18,8 @@ from tf4slurm.cluster import Address, Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.credentials import ControlEndpoint, Credentials, ServiceCredentials
 from tf4slurm.control.messages import JOINING_RANK, decode_cluster
-from tf4slurm.control.records import Outcome, Phase
+from tf4slurm.control.records import Outcome
+from tf4slurm.control.rules import StopRequest, stop_request_of
 from tf4slurm.control.service import max_gap_seconds
 from tf4slurm.control.shard_position import ShardPosition
 from tf4slurm.control.state import JobState
@@ -71,6 +72,7 @@ class Job:
         self.disturbances: list[Disturbance] = []
         self.killed_agents: dict[int, float] = {}  # by rank, with the time
         self.stops: list[tuple[float, int]] = []  # the time and number of each stop request
+        self.own_stops: list[tuple[float, int]] = []  # those of the launcher
         self.stop_agents: dict[int, AgentProcess] = {}  # that got the stop request of this number
         self.stop_scripts: dict[int, Script] = {}
         self.scripts: list[Script] = []
@@ -269,11 +271,13 @@ class Job:
         if self.has_ended:
             return
         number = signal.Signals[name]
-        if number == signal.SIGINT and self.state.phase is Phase.STOPPING:
-            self.record("second stop", None, name)
-            self.state.skip_grace_period(self.service.clock.now())
+        request = stop_request_of(number, has_person=self.plan.has_person)
+        is_repeated = request is StopRequest.CTRL_C and any(each == number for _, each in self.own_stops)
+        if request is StopRequest.NOW or is_repeated:
+            self.record("stop without grace", None, name)
         self.stops.append((self.world.now, number))
-        self.state.on_stop(number, f"the launcher received {name}", self.service.clock.now())
+        self.own_stops.append((self.world.now, number))
+        self.state.on_stop(number, f"the launcher received {name}", self.service.clock.now(), request)
         self.service.publish()
 
     async def _launch(self) -> None:

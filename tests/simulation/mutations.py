@@ -147,6 +147,9 @@ MUTATIONS = {
     "a restart leaves processes of the earlier child": Mutation(SimulatedChild, "clean_up", lambda _: None),
     "lost tasks are not asked to end": Mutation(DesiredStates, "of", _do_not_end_lost),
     "shards are given back when a connection breaks": Mutation(Receiver, "on_disconnect", _release_at_disconnect),
+    "a second stop request ends the grace period": Mutation(
+        rules, "LEAVES_GRACE_PERIOD", dict.fromkeys(rules.StopRequest, (True, False))
+    ),
     "a stop is over when one script has saved": Mutation(rules, "is_stop_over", _any_has_saved),
 }
 """Each mutation restores one fault that the code had, or would have without one of its rules."""

@@ -19,6 +19,7 @@ from tf4slurm.spec.job_spec import JobSpec
 StopMode = Literal["none", "polls", "saves"]
 FAILURES = (1, 1, 2, 3, 77, -6, -9, -11)
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+REPEATED_SIGNALS = ("SIGINT", "SIGINT", "SIGTERM", "SIGQUIT")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ class Plan:
     joined_workers: tuple[ScriptPlan, ...] = ()
     faults: tuple[Fault, ...] = field(default=())
     is_quiet: bool = False
+
+    @property
+    def has_person(self) -> bool:
+        """Whether SIGINT to the launcher is a person's Ctrl-C, and not a request of `tf4slurm cancel`."""
+        return self.is_local
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -274,7 +280,8 @@ def _faults(
             case "launcher is stopped" | "agent is stopped" | "script is stopped":
                 fault = Fault(kind, at, rank, detail=chance.choice(STOP_SIGNALS))
                 if chance.random() < 0.3:
-                    faults.append(Fault("launcher is stopped", round(at + chance.uniform(0, 3), 3), 0, 0.0, "SIGINT"))
+                    again = round(at + chance.uniform(0, 3), 3)
+                    faults.append(Fault("launcher is stopped", again, 0, 0.0, chance.choice(REPEATED_SIGNALS)))
             case _:
                 fault = Fault(kind, at, rank)
         faults.append(fault)

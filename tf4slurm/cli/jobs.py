@@ -87,6 +87,8 @@ def _describe(job: JobStatus) -> list[str]:
     lines = [_describe_job(job)]
     lines += [f"  {text}" for text in dict.fromkeys((job.headline, job.reason)) if text]
     lines += [f"  Explanation: {meaning}" for meaning in job.meaning]
+    if job.grace_seconds_left is not None:
+        lines.append(f"  Its scripts save after a stop request: at most {job.grace_seconds_left:.0f} s are left.")
     if job.start:
         lines.append(f"  Slurm expects to start it at {job.start}.")
     lines += [f"  WARNING: {text}" for text in job.problems]
@@ -244,29 +246,48 @@ def _note_end(job: JobStatus) -> None:
     note(" ".join(filter(None, texts)))
 
 
-@click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --grace-period 0"))
+@click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --now"))
 @job_argument(many=True, is_optional=False)
 @verb_option(
     "grace_period",
     float,
-    "Seconds that it has to save; 0 kills it at once. [default: the job's own grace period and 10 s]",
+    "Seconds until it is killed; 0 is --now. [default: the job's own grace period and 10 s]",
     metavar="SECONDS",
     minimum=0,
 )
-def cancel(jobs: list[KnownJob], grace_period: float | None) -> None:
+@click.option("--now", is_flag=True, help="End it at once, also while it saves. On a terminal, ask before.")
+@click.option("-y", "--yes", is_flag=True, help="With --now: do not ask.")
+def cancel(jobs: list[KnownJob], grace_period: float | None, now: bool, yes: bool) -> None:
     """Ask jobs to save and stop, and kill those that have not ended after their grace period.
+
+    A second call leaves jobs that save the rest of that time, and prints how long it is. Only --now skips it.
 
     ID_k is element k of a job array. Of a whole array, pending elements are cancelled first, so that they do not start.
     For jobs that have ended nothing is done. The exit code is 0, or that of the first error.
     """
+    if now and grace_period:
+        raise click.UsageError("--now and --grace-period exclude each other.")
+    now = now or grace_period == 0
+    if now and not yes and sys.stdin.isatty() and not _confirm(jobs):
+        note("nothing was changed.")
+        sys.exit(1)
     exit_code = 0
     for job in jobs:
         try:
-            api.cancel(job, grace_period_seconds=grace_period, on_progress=note)
+            api.cancel(job, grace_period_seconds=grace_period, now=now, on_progress=note)
         except Tf4SlurmError as error:
             exit_code = exit_code or error.exit_code
             note(f"{job.name}: {error}")
     sys.exit(exit_code)
+
+
+def _confirm(jobs: Sequence[KnownJob]) -> bool:
+    """Ask on the terminal whether jobs are ended without a save. Return the answer."""
+    try:
+        return click.confirm(f"End {', '.join(job.name for job in jobs)} at once, without saving?", err=True)
+    except click.Abort:  # Ctrl-C or Ctrl-D
+        click.echo(err=True)
+        return False
 
 
 @click.command(cls=Verb, examples=("tf4slurm resume 4711", "tf4slurm resume train-20261231-120000"))

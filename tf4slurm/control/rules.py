@@ -9,6 +9,7 @@ reach, the timeouts of the rendezvous and of the phases that end the job, and th
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from tf4slurm.control.records import Failure, Outcome, Phase, TaskRecord
 from tf4slurm.errors import EXIT_TASK_LOST, exit_code_of
 from tf4slurm.roles import Role
 from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.system.exec_child import NOW_SIGNAL
 
 # The exit of a child
 
@@ -287,6 +289,39 @@ def completion_of(records: Iterable[TaskRecord]) -> Completion:
     return Completion.BOUNDED_WAIT if all(record.role.is_wait_bounded for record in not_done) else Completion.NOT_DONE
 
 
+# Stop requests
+
+
+class StopRequest(enum.Enum):
+    """Who requests a stop. `stop_request_of` returns it for a signal to the launcher."""
+
+    SIGNAL = "a signal: `tf4slurm cancel`, `scancel`, the time limit, preemption"
+    CTRL_C = "Ctrl-C"
+    NOW = "`tf4slurm cancel --now`"
+
+
+#                        the first one  each later one
+LEAVES_GRACE_PERIOD = {
+    StopRequest.SIGNAL: (True,          True),
+    StopRequest.CTRL_C: (True,          False),
+    StopRequest.NOW:    (False,         False),
+}  # fmt: skip
+"""Whether the scripts have the grace period after a stop request: the first one of its kind, and each later one."""
+
+
+def stop_request_of(number: int, *, has_person: bool) -> StopRequest:
+    """Return who requests a stop with a signal to the launcher.
+
+    Args:
+        number: The signal.
+        has_person: SIGINT comes from the terminal or the program of a person. Otherwise, as in a batch script, only
+            `scancel` sends it, and does so for `tf4slurm cancel`.
+    """
+    if number == NOW_SIGNAL:
+        return StopRequest.NOW
+    return StopRequest.CTRL_C if number == signal.SIGINT and has_person else StopRequest.SIGNAL
+
+
 class AfterStop(enum.Enum):
     """What follows a stop request."""
 
@@ -300,11 +335,15 @@ AFTER_STOP = {
     Phase.RENDEZVOUS:  (AfterStop.TERMINATE, AfterStop.TERMINATE),
     Phase.CHECKING:    (AfterStop.TERMINATE, AfterStop.TERMINATE),
     Phase.TRAINING:    (AfterStop.SAVE,      AfterStop.TERMINATE),
-    Phase.STOPPING:    (AfterStop.NOTHING,   AfterStop.NOTHING),
+    Phase.STOPPING:    (AfterStop.NOTHING,   AfterStop.TERMINATE),
     Phase.TERMINATING: (AfterStop.NOTHING,   AfterStop.NOTHING),
     Phase.ENDED:       (AfterStop.NOTHING,   AfterStop.NOTHING),
 }  # fmt: skip
-"""What follows a stop request, by phase: first with a grace period, then without one."""
+"""What follows a stop request, by phase: first with a grace period, then without one.
+
+A request has none if `LEAVES_GRACE_PERIOD` says so, or if the job has none (--grace-period 0). While the scripts save,
+a request with a grace period changes nothing: neither the time that is left nor the outcome.
+"""
 
 
 def is_stop_over(records: Iterable[TaskRecord]) -> bool:

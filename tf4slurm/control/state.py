@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tf4slurm.cluster import Address, Cluster, Task, format_tasks
 from tf4slurm.control import rules
 from tf4slurm.control.formation import find_local_address, not_formed, spread_tasks
 from tf4slurm.control.records import EVENT_KINDS, Failure, JobProgress, Outcome, Phase, TaskRecord
-from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLoss, AfterStop, Completion
+from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLoss, AfterStop, Completion, StopRequest
 from tf4slurm.control.script_calls import ScriptCalls
 from tf4slurm.control.spares import NodeFailures, can_replace, plan_replacements
 from tf4slurm.control.task_table import TaskTable
@@ -62,6 +63,7 @@ class JobState:
         self._on_event = on_event
         self._phase_deadline = now + spec.start_timeout_seconds
         self._stop: Outcome | None = None
+        self._num_stops: Counter[StopRequest] = Counter()
         self._held_failure: Failure | None = None  # until each disconnected task has reconnected or is lost
         self._explained_by: TaskRecord | None = None  # the task whose last lines explain the outcome
         self._exited_early: TaskRecord | None = None
@@ -302,15 +304,21 @@ class JobState:
 
     # Stop requests and time
 
-    def on_stop(self, number: signal.Signals, what: str, now: float) -> None:
+    def on_stop(self, number: signal.Signals, what: str, now: float, request: StopRequest = StopRequest.SIGNAL) -> None:
         """Stop the job after a signal. During training, the scripts first have the grace period. Idempotent.
+
+        Only a request without a grace period cuts the time of scripts that save already.
 
         Args:
             number: The signal. The exit code of the job is 128 + its number.
             what: What happened, as a clause such as "worker/0 received SIGTERM".
+            request: Who requests the stop.
         """
         self.now = now
-        self._request_stop(Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True), what)
+        self._num_stops[request] += 1
+        leaves_grace_period = rules.LEAVES_GRACE_PERIOD[request][0 if self._num_stops[request] == 1 else 1]
+        outcome = Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True)
+        self._request_stop(outcome, what, request, leaves_grace_period=leaves_grace_period)
 
     def _stop_after_loss(self, record: TaskRecord, why: str) -> None:
         """Stop the scripts of plain srun after the end or the loss of a ps, the task of `record`.
@@ -321,26 +329,39 @@ class JobState:
             what = f"{record} {why}, and with it the variables there"
             self._request_stop(Outcome(EXIT_TASK_LOST, f"{what}.", record.task), what)
 
-    def _request_stop(self, outcome: Outcome, what: str) -> None:
-        seconds = self.spec.grace_period_seconds
-        consequence = rules.AFTER_STOP[self.phase][0 if seconds else 1]
+    def _request_stop(
+        self,
+        outcome: Outcome,
+        what: str,
+        request: StopRequest = StopRequest.SIGNAL,
+        *,
+        leaves_grace_period: bool = True,
+    ) -> None:
+        seconds, left = self.spec.grace_period_seconds, self.grace_seconds_left(self.now)
+        again = "; Ctrl-C again skips the rest and ends all tasks at once" if request is StopRequest.CTRL_C else ""
+        consequence = rules.AFTER_STOP[self.phase][0 if seconds and leaves_grace_period else 1]
         if consequence is AfterStop.NOTHING:
+            if again and left is not None:
+                self.emit("stop_repeated", None, f"{what}: the scripts save already, and have {left:.0f} s left{again}")
             return
-        self._held_failure = None
-        self._stop = outcome
-        self.desired.change(stop_reason=self._stop.reason, grace_period_seconds=seconds)
+        if self._stop is None:
+            self._held_failure = None
+            self._stop = outcome
+            self.desired.change(stop_reason=self._stop.reason, grace_period_seconds=seconds)
+        if left is not None:
+            text = f"{what} while the scripts save: the last {left:.0f} s of the grace period are skipped"
+            self.emit("grace_period_over", None, text)
         if consequence is AfterStop.TERMINATE:
             self.decide(self._stop)
             return
         self.tasks.mark_exited_as_done()
         self._phase_deadline = self.now + seconds
-        self._move_on(Phase.STOPPING, f"{what}: the job has {seconds:g} s to save and stop")
+        self._move_on(Phase.STOPPING, f"{what}: the job has {seconds:g} s to save and stop{again}")
         self.end_stop_if_saved()
 
-    def skip_grace_period(self, now: float) -> None:
-        self.now = now
-        if self._stop is not None:
-            self.decide(self._stop)
+    def grace_seconds_left(self, now: float) -> float | None:
+        """Return how many seconds of the grace period are left. None while no scripts save after a stop request."""
+        return max(0.0, self._phase_deadline - now) if self.phase is Phase.STOPPING else None
 
     def on_tick(self, now: float) -> None:
         """Check heartbeats and deadlines at the job time `now`. Call this several times per heartbeat interval."""

@@ -141,6 +141,7 @@ class Recorder:
             max_attempts=state.spec.max_attempts,
             reason=state.outcome.reason if state.outcome is not None else "",
             heartbeat_timeout_seconds=state.spec.heartbeat_timeout_seconds,
+            grace_seconds_left=_round(state.grace_seconds_left(now)),
             warnings=state.watches.warnings,
             shards=state.scripts.shards,
             workers_error=state.tasks.workers_error,
@@ -169,6 +170,10 @@ class Recorder:
             **{name: tuple(usage[name] or None for usage in usages) for name in _COUNTERS},
             **(gpus if has_gpus else {}),
         )
+
+
+def _round(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 class Progress:

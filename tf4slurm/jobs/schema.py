@@ -65,6 +65,8 @@ class JobFile:
     Attributes:
         name: The name of the job. The run directory's name begins with it.
         job_id: Slurm's job id; null for a local job.
+        step: Slurm's id of the step in which rank 0 runs the launcher (`srun tf4slurm task`), such as "4711.0"; null if
+            the launcher is a process of its own.
         command: The command that each task runs.
         arguments: The command line that started the launcher.
         directory: The launcher's working directory.
@@ -94,6 +96,7 @@ class JobFile:
     commit: str | None = None
     is_dirty: bool | None = None
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    step: str | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,8 @@ class StatusFile:
         max_attempts: Maximum number of attempts.
         reason: How the job ended, in words; empty until then.
         heartbeat_timeout_seconds: Heartbeat timeout of the job.
+        grace_seconds_left: Seconds that the scripts still had to save when the file was written; null if they do not
+            save after a stop request.
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name.
         workers_error: The reason why no worker can join the job; empty if one can, or if that is not yet known.
@@ -187,6 +192,7 @@ class StatusFile:
     max_attempts: int | None = None
     reason: str = ""
     heartbeat_timeout_seconds: float = 0.0
+    grace_seconds_left: float | None = None
     warnings: tuple[str, ...] = ()
     shards: tuple[ShardProgress, ...] = ()
     workers_error: str = ""

@@ -57,6 +57,7 @@ class JobStatus:
         limit: Time limit in Slurm's format.
         start: Expected start of a pending job in Slurm's format.
         nodes: Its nodes, as a nodelist.
+        grace_seconds_left: Seconds that its scripts still have to save; None if they do not save after a stop request.
         written_seconds: Age of status.json in seconds.
         run_directory: Path of its latest run directory.
         problems: Possible problems of the job, in sentences.
@@ -86,6 +87,7 @@ class JobStatus:
     limit: str | None = None
     start: str | None = None
     nodes: str | None = None
+    grace_seconds_left: float | None = None
     written_seconds: float | None = None
     run_directory: str | None = None
     problems: tuple[str, ...] = ()
@@ -220,6 +222,7 @@ def read_status(
         limit=entry.limit if entry else None,
         start=entry.start if entry and entry.is_pending and entry.start != "N/A" else None,
         nodes=(entry.nodes if entry else None) or ",".join(dict.fromkeys(t.node for t in file.tasks if t.node)) or None,
+        grace_seconds_left=None if has_ended else _seconds_left(file, age),
         written_seconds=None if age is None else round(age, 1),
         run_directory=str(runs[-1].path) if runs else None,
         problems=files.result.warnings if files.result is not None and has_ended else file.warnings,
@@ -229,6 +232,11 @@ def read_status(
         tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
         labels=job.labels or files.job.labels,
     )
+
+
+def _seconds_left(file: StatusFile, age: float | None) -> float | None:
+    """Return the seconds of the grace period that are left now. `age` is the age of the file in seconds."""
+    return None if file.grace_seconds_left is None else round(max(0.0, file.grace_seconds_left - (age or 0.0)), 1)
 
 
 def describe_variables(tasks: Sequence[TaskStatus]) -> str:

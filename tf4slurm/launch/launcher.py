@@ -18,6 +18,7 @@ from tf4slurm import __version__
 from tf4slurm.agent.rendezvous import spec_to_environ
 from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.control.records import Outcome, Phase
+from tf4slurm.control.rules import StopRequest, stop_request_of
 from tf4slurm.errors import (
     EXIT_NO_PROGRESS,
     EXIT_PREFLIGHT,
@@ -76,6 +77,8 @@ class Launcher:
         job_id: str | None = None,
         arguments: Sequence[str] = (),
         node: str | None = None,
+        step: str | None = None,
+        has_person: bool = True,
     ) -> None:
         """Create the launcher.
 
@@ -84,6 +87,8 @@ class Launcher:
             job_id: Slurm's job id. None for a local job.
             arguments: The command line of this process, which job.json records.
             node: Slurm's name of this node if the launcher is in the process of a task's agent, else None.
+            step: Slurm's id of the step, such as "4711.0", if the launcher is in the process of a task's agent.
+            has_person: See `rules.stop_request_of`.
         """
         self._spec = spec
         self._spawner = spawner
@@ -93,6 +98,8 @@ class Launcher:
         self._job_id = job_id
         self._arguments = tuple(arguments)
         self._node = node
+        self._step = step
+        self._has_person = has_person
         self._writer = PatientWriter(run_directory)
         self._service = make_service(spec, spec.counts, self._on_event)
         self._clock = self._service.clock
@@ -214,9 +221,8 @@ class Launcher:
     def _on_signal(self, number: signal.Signals) -> None:
         if self._state.phase is Phase.ENDED:
             self._writer.is_impatient.set()
-        if number == signal.SIGINT and self._state.phase is Phase.STOPPING:
-            self._state.skip_grace_period(self._clock.now())  # a second Ctrl-C
-        self._stop(number, f"the launcher received {signal.Signals(number).name}")
+        request = stop_request_of(number, has_person=self._has_person)
+        self._stop(number, f"the launcher received {signal.Signals(number).name}", request)
 
     async def _watch_slurmstepd(self) -> None:
         """Stop the job when the slurmstepd of the batch script is killed, because Slurm then does not stop the job."""
@@ -224,14 +230,16 @@ class Launcher:
         advice = f" (Slurm may keep the job: scancel {self._job_id})" if self._job_id is not None else ""
         self._stop(signal.SIGHUP, f"the slurmstepd above the launcher (process {process_id}) was killed{advice}")
 
-    def _stop(self, number: int, why: str) -> None:
-        self._state.on_stop(signal.Signals(number), why, self._clock.now())
+    def _stop(self, number: int, why: str, request: StopRequest = StopRequest.SIGNAL) -> None:
+        self._state.on_stop(signal.Signals(number), why, self._clock.now(), request)
         self._service.publish()
 
     # Files of the run directory
 
     def _on_event(self, kind: str, task: str | None, text: str, **facts: Any) -> None:
         self._terminal.on_event(self._events.add(kind, task, text, **facts), self._state)
+        if kind == Phase.STOPPING.value:
+            self._recorder.write()  # at once: `tf4slurm cancel` reads the time that is left there
         if kind == Phase.TRAINING.value and self._state.attempt == 1:  # beside the script's import of TensorFlow
             threading.Thread(target=self._add_versions, daemon=True).start()
 
@@ -240,6 +248,7 @@ class Launcher:
         self._job = JobFile(
             name=spec.name,
             job_id=self._job_id,
+            step=self._step,
             command=spec.command,
             arguments=self._arguments,
             directory=os.getcwd(),

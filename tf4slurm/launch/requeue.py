@@ -18,10 +18,11 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.slurm.commands import exclude_nodes, forbid_requeue, query_job, requeue_job
 from tf4slurm.slurm.job_id import JobId
+from tf4slurm.system.exec_child import NOW_SIGNAL
 
 logger = logging.getLogger(__name__)
 
-_USER_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C or a closed terminal
+_USER_SIGNALS = (signal.SIGINT, signal.SIGHUP, NOW_SIGNAL)  # Ctrl-C, a closed terminal or `cancel --now`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,10 +112,24 @@ def run_job(
     spawner = _make_spawner(spec, environ, allocation)
     terminal = start_terminal_output(spec.num_tasks)  # last: it may start a thread, which forks do not copy
     try:
-        launcher = Launcher(spec, spawner, run_directory, terminal, requeue, job_id=job_id, arguments=arguments)
+        launcher = Launcher(
+            *(spec, spawner, run_directory, terminal, requeue),
+            job_id=job_id,
+            arguments=arguments,
+            has_person=allocation is None or answer is not None or _has_terminal(),
+        )
         return asyncio.run(launcher.run())
     finally:
         terminal.close()
+
+
+def _has_terminal() -> bool:
+    """Return whether this process has a controlling terminal, in which a person can press Ctrl-C."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _isolate(allocation: SlurmAllocation | None) -> None:

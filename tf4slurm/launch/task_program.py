@@ -71,7 +71,8 @@ def run_task(
     allocation = SlurmAllocation.from_environ(environ)
     job_id = str(confirm_element(allocation).job_id) if allocation else step.job_id
     register_job(path.name, spec.runs_directory, environ, job_id)
-    launcher = Launcher(spec, ExternalSpawner(), directory, terminal, job_id=job_id, node=step.node_name)
+    step_id = f"{step.job_id}.{step.step_id}"
+    launcher = Launcher(spec, ExternalSpawner(), directory, terminal, job_id=job_id, node=step.node_name, step=step_id)
 
     async def run_both() -> Result:
         return (await asyncio.gather(launcher.run(), agent.run()))[0]

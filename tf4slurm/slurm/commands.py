@@ -331,6 +331,20 @@ def cancel_job(*job_ids: JobId) -> None:
         _read(("scancel", *map(str, job_ids[start : start + _MAX_IDS])))
 
 
+def signal_step(step_id: str, signal_name: str) -> None:
+    """Send a signal, such as "TERM", to every process of a step, such as "4711.0"."""
+    _read(("scancel", f"--signal={signal_name}", step_id))
+
+
+def kill_job(*job_ids: JobId) -> None:
+    """Kill every process of jobs at once, without Slurm's KillWait, and cancel the jobs."""
+    for start in range(0, len(job_ids), _MAX_IDS):
+        ids = tuple(map(str, job_ids[start : start + _MAX_IDS]))
+        with contextlib.suppress(LaunchError):  # no step runs
+            _read(("scancel", "--signal=KILL", *ids))
+        _read(("scancel", *ids))
+
+
 def cancel_step(step: SlurmStep) -> None:
     """End every process of a step on all its nodes. This includes the caller if it belongs to the step."""
     _read(("scancel", f"{step.job_id}.{step.step_id}"))

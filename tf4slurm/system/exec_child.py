@@ -19,7 +19,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, s
 Slurm may send them to every process of the job.
 """
 
-LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU)
+NOW_SIGNAL = signal.SIGQUIT
+"""The signal of `tf4slurm cancel --now`: the launcher ends its job without a grace period."""
+
+LAUNCHER_SIGNALS = (*STOP_SIGNALS, signal.SIGALRM, signal.SIGXCPU, NOW_SIGNAL)
 """Signals at which a launcher stops its job. Users request SIGALRM or SIGXCPU with, for example, --signal=B:ALRM."""
 
 _OTHER_NAMES = ("SIGQUIT", "SIGALRM", "SIGXCPU", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGSTKFLT")
