@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -32,7 +33,8 @@ tf4slurm.should_stop()
 (directory / f"chief-0-ready-{run}").touch()
 while not (directory / "finish").exists():
     if tf4slurm.should_stop():
-        time.sleep(1)
+        (directory / f"saving-{run}").touch()
+        time.sleep(float(os.environ.get("SAVE_SECONDS", "1")))
         (directory / f"saved-{run}").touch()
         sys.exit(0)
     time.sleep(0.02)
@@ -118,6 +120,117 @@ def test_cancel_leaves_grace_period_and_epilogue(lab: SlurmLab, tmp_path: Path) 
     assert (tmp_path / "saved-0").exists()
     assert (tmp_path / "epilogue-0").exists()
     check_end(lab, tmp_path, job, "STOPPED", 130)
+
+
+def submit_task_job(lab: SlurmLab, directory: Path) -> str:
+    """Submit a batch script that starts the job with `srun tf4slurm task`; return its id."""
+    script = directory / "train.py"
+    script.write_text(SCRIPT)
+    command = (TF4SLURM, "task", "--runs-directory", str(directory / "runs"), "--ps", "1", "--name", "train", "--")
+    batch = directory / "job.sh"
+    batch.write_text(f"#!/bin/bash\nsrun {shlex.join([*command, sys.executable, str(script), str(directory)])}\n")
+    output = ("-o", str(directory / "slurm.out"))
+    return lab.run("sbatch", "--parsable", "-N4", "-n4", *output, batch).stdout.strip()
+
+
+def cancel_in_background(lab: SlurmLab, job: str) -> subprocess.Popen[str]:
+    return lab.popen(TF4SLURM, "cancel", job, stderr=subprocess.PIPE)
+
+
+SUBMIT = {"exec": submit, "epilogue": functools.partial(submit, has_epilogue=True), "srun task": submit_task_job}
+"""How the batch script starts the job."""
+
+
+@pytest.mark.parametrize("second", ["cancel", "scancel INT", "two at once"])
+@pytest.mark.parametrize("how", SUBMIT)
+def test_second_cancel_leaves_the_save_its_time(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, second: str
+) -> None:
+    if how != "exec" and second == "scancel INT":
+        pytest.skip("it signals the batch script, which only with exec is the launcher")
+    monkeypatch.setenv("SAVE_SECONDS", "3")
+    job = SUBMIT[how](lab, tmp_path)
+    wait_until_ready(tmp_path)
+    with cancel_in_background(lab, job) as first:
+        if second == "two at once":
+            other = lab.run(TF4SLURM, "cancel", job)
+        wait_for(tmp_path, "saving-0")
+        if second == "cancel":
+            other = lab.run(TF4SLURM, "cancel", job)
+            assert re.search(r"saves already, or ends: at most \d+ s are left\. To skip them: ", other.stderr)
+        elif second == "scancel INT":
+            for _ in range(3):
+                lab.run("scancel", "--signal=INT", "--batch", job)
+        assert first.wait(60) == 0
+        assert first.stderr is not None
+        told = first.stderr.read()
+    exit_code = 143 if how == "srun task" else 130
+    assert (tmp_path / "saved-0").exists(), output(tmp_path) + told
+    assert f"has ended: STOPPED, exit code {exit_code}" in told
+    (result,) = results(tmp_path)
+    assert (result["state"], result["exit_code"]) == ("STOPPED", exit_code)
+
+
+@pytest.mark.parametrize("how", SUBMIT)
+def test_cancel_now_ends_a_job_that_saves(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("SAVE_SECONDS", "1000")
+    job = SUBMIT[how](lab, tmp_path)
+    wait_until_ready(tmp_path)
+    with cancel_in_background(lab, job) as first:
+        wait_for(tmp_path, "saving-0")
+        done = lab.run(TF4SLURM, "cancel", "--now", job)
+        first.wait(60)
+    state, _ = lab.wait_for_job(job)
+    assert not (tmp_path / "saved-0").exists()
+    assert f"train-{job} has ended: STOPPED, exit code 130" in done.stderr or how == "srun task", done.stderr
+    assert state == ("CANCELLED" if how == "srun task" else "FAILED")
+    if how != "srun task":
+        assert re.search(r"received SIGQUIT while the scripts save: the last \d+ s", output(tmp_path))
+        (result,) = results(tmp_path)
+        assert (result["state"], result["exit_code"]) == ("STOPPED", 130)
+
+
+def test_cancel_while_slurm_ends_the_job_leaves_the_save_its_time(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the time limit, Slurm sends SIGTERM, and kills 5 s later (KillWait of the lab)."""
+    monkeypatch.setenv("SAVE_SECONDS", "3")
+    job = submit(lab, tmp_path)
+    wait_until_ready(tmp_path)
+    lab.run("scancel", job)
+    wait_for(tmp_path, "saving-0")
+    done = lab.run(TF4SLURM, "cancel", job)
+    wait_for(tmp_path, "saved-0")
+    assert lab.wait_for_job(job)[0] == "CANCELLED"
+    assert "saves already, or ends: at most" in done.stderr
+    assert lab.run(TF4SLURM, "cancel", job).stderr.strip().endswith("has ended already: STOPPED.")
+    (result,) = results(tmp_path)
+    assert (result["state"], result["exit_code"]) == ("STOPPED", 143)
+
+
+def test_cancel_of_a_job_of_salloc_lets_it_save(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher runs on the login host, where `tf4slurm cancel` signals it."""
+    monkeypatch.setenv("SAVE_SECONDS", "3")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    options = ("--runs-directory", str(tmp_path / "runs"), "--ps", "1")
+    command = (TF4SLURM, "run", *options, "--", sys.executable, str(script), str(tmp_path))
+    with (tmp_path / "slurm.out").open("w") as out:
+        salloc = lab.popen("salloc", "-Q", "-N4", "-n4", *command, stdout=out, stderr=out)
+    with salloc:
+        wait_until_ready(tmp_path)
+        (run,) = (tmp_path / "runs").iterdir()
+        job = run.name.removeprefix("train-")
+        with cancel_in_background(lab, job) as first:
+            wait_for(tmp_path, "saving-0")
+            lab.run(TF4SLURM, "cancel", job)
+            assert first.wait(60) == 0
+        assert salloc.wait(60) == 143, output(tmp_path)
+    assert (tmp_path / "saved-0").exists()
 
 
 @pytest.mark.long

@@ -55,6 +55,7 @@ _MAX_CHARACTERS = 200  # of a command in an error message
 _MAX_IDS = 1000  # in one query: Linux allows 128 KB for an argument
 _TRANSITIONAL = "transitional state"  # scancel --verbose, before it sends a signal again
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
+_STEP = re.compile(r"^(\d\S*\.\d+)\s*$", re.MULTILINE)  # not "4711.batch"
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 
 
@@ -337,12 +338,16 @@ def signal_step(step_id: str, signal_name: str) -> None:
 
 
 def kill_job(*job_ids: JobId) -> None:
-    """Kill every process of jobs at once, without Slurm's KillWait, and cancel the jobs."""
-    for start in range(0, len(job_ids), _MAX_IDS):
-        ids = tuple(map(str, job_ids[start : start + _MAX_IDS]))
+    """Kill every process of the jobs' steps at once, and cancel the jobs.
+
+    Slurm kills a cancelled step at once, but the processes of a cancelled job only KillWait after SIGTERM.
+    """
+    for job_id in job_ids:
         with contextlib.suppress(LaunchError):  # no step runs
-            _read(("scancel", "--signal=KILL", *ids))
-        _read(("scancel", *ids))
+            answer = _read(("squeue", "--steps", "-h", "-j", str(job_id), "-o", "%i"))
+            if steps := _STEP.findall(answer):
+                _read(("scancel", *steps))
+    cancel_job(*job_ids)
 
 
 def cancel_step(step: SlurmStep) -> None:
