@@ -76,7 +76,7 @@ ENDS = {
         lambda _: os.kill(child_of("chief/0"), signal.SIGUSR1), "STOPPED", 138, "received SIGUSR1", "asks"
     ),
     "cancel": End(cancel(), "STOPPED", 143, "the launcher received SIGTERM", "asks"),
-    "cancel without grace period": End(cancel(0), "STOPPED", 130, "the launcher received SIGINT"),
+    "cancel without grace period": End(cancel(0), "STOPPED", 131, "the launcher received SIGQUIT"),
 }
 
 

@@ -32,9 +32,12 @@ for step in range(1, 4):
     tf4slurm.report(step=step, loss=options.lr / step, accuracy=1 - options.lr / step)
 if options.kind == "fail":
     sys.exit(7)
-while options.kind == "wait":
+while options.kind in ("wait", "saves"):
     time.sleep(0.05)
     if tf4slurm.should_stop():
+        if options.kind == "saves":
+            (options.directory / f"saving-{options.lr}").touch()
+            time.sleep(3)
         (options.directory / f"saved-{options.lr}").touch()
         break
 """
@@ -108,13 +111,70 @@ def test_stopped_sweep_lets_running_elements_save_and_starts_no_more(place: Path
             else:
                 done = subprocess.run([TF4SLURM, "cancel", status()["name"]], capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
-            assert process.wait(60) == (143 if how == "signal" else 130)
+            assert process.wait(60) == 143
         finally:
             process.kill()
     assert states() == ["STOPPED"] * 4
     assert "4 of 4 done, 4 stopped" in subprocess.run([TF4SLURM, "list"], capture_output=True, text=True).stdout
     assert sorted(path.name for path in place.glob("saved-*")) == ["saved-1.0", "saved-2.0"]
     assert len(list((place / "runs").glob("train-*_*"))) == 2
+
+
+@pytest.mark.parametrize("second", ["cancel", "cancel --now", "Ctrl-C", "two Ctrl-C"])
+def test_second_cancel_of_a_sweep_leaves_the_saves_their_time(place: Path, second: str) -> None:
+    command = sweep_command(
+        place, "--at-most", "2", "--grid", "kind=saves", "--grid", "lr=1,2,3", "--grace-period", "60"
+    )
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert wait_until(lambda: have_reported() == [True, True, False], 60), status()
+            name = status()["name"]
+            with subprocess.Popen([TF4SLURM, "cancel", name], stderr=subprocess.DEVNULL) as first:
+                assert wait_until(lambda: len(list(place.glob("saving-*"))) == 2, 60), status()
+                if second.endswith("Ctrl-C"):
+                    for count in range(1, 3 if second == "two Ctrl-C" else 2):
+                        process.send_signal(signal.SIGINT)
+                        assert wait_until(lambda: events("stop_repeated", "grace_period_over") >= 2 * count, 60)
+                else:
+                    done = subprocess.run([TF4SLURM, *second.split(), name], capture_output=True, text=True)
+                    assert done.returncode == 0, done.stderr
+                    assert ("saves already, or ends: at most " in done.stderr) == (second == "cancel")
+                assert first.wait(60) == 0
+            assert process.wait(60) == 143
+        finally:
+            process.kill()
+    assert states() == ["STOPPED"] * 3
+    is_cut = second in ("cancel --now", "two Ctrl-C")
+    assert len(list(place.glob("saved-*"))) == (0 if is_cut else 2)
+
+
+def events(*kinds: str) -> int:
+    """Return the number of events of these kinds in all runs."""
+    texts = [path.read_text() for path in Path("runs").glob("*/events.jsonl")]
+    return sum(text.count(f'"kind":"{kind}"') + text.count(f'"kind": "{kind}"') for text in texts for kind in kinds)
+
+
+def test_sweep_in_a_thread_is_cancelled(place: Path) -> None:
+    """A signal would end the whole program, for example a notebook."""
+    code = (
+        "import sys, threading, tf4slurm\n"
+        "sweep = tf4slurm.Sweep(sys.argv[1:], grid={'kind': ['wait'], 'lr': [1, 2]}, ps=0, workers=0)\n"
+        "def run():\n"
+        "    try: sweep.run(quiet=True)\n"
+        "    except KeyboardInterrupt: print('stopped', flush=True)\n"
+        "thread = threading.Thread(target=run)\n"
+        "thread.start(); thread.join(); print('goes on')\n"
+    )
+    command = [sys.executable, "-c", code, sys.executable, str(place / "train.py"), str(place)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_until(lambda: have_reported() == [True, False], 60), status()
+            subprocess.run([TF4SLURM, "cancel", status()["name"]], check=True)
+            assert process.communicate(timeout=60)[0] == "stopped\ngoes on\n"
+        finally:
+            process.kill()
+    assert (process.returncode, states()) == (0, ["STOPPED", "STOPPED"])
+    assert [path.name for path in place.glob("saved-*")] == ["saved-1.0"]
 
 
 def test_sweep_in_python_returns_results_and_the_best(place: Path) -> None:
@@ -181,7 +241,7 @@ def test_waiting_element_is_not_cancelled_alone(place: Path) -> None:
             assert done.returncode == 0, done.stderr
             assert wait_until(lambda: have_reported() == [True, True], 60), status()  # it has started now
             subprocess.run([TF4SLURM, "cancel", name], check=True)
-            assert process.wait(60) in (130, 143)  # the first was stopped by SIGTERM, the second by SIGINT
+            assert process.wait(60) == 143
         finally:
             process.kill()
 

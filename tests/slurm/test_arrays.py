@@ -182,6 +182,36 @@ def test_cancel_of_one_element_lets_it_save_and_leaves_the_others(sweep: Sweep) 
     assert not list((sweep.directory / "runs").glob(f"train-{array}_3"))
 
 
+def test_second_cancel_of_an_element_or_the_array_leaves_the_save_its_time(sweep: Sweep) -> None:
+    array = sweep.submit(lines=("train", "train"))
+    sweep.wait_for_steps(f"{array}_0", f"{array}_1")
+    with sweep.lab.popen(TF4SLURM, "cancel", f"{array}_0", cwd=sweep.directory) as first:
+        assert wait_until(lambda: sweep.saves()[0] == ["0"], 60)
+        element = sweep.run("cancel", f"{array}_0")
+        assert first.wait(60) == 0
+    with sweep.lab.popen(TF4SLURM, "cancel", array, cwd=sweep.directory) as first:
+        assert wait_until(lambda: sweep.saves()[0] == ["0", "1"], 60)
+        whole = sweep.run("cancel", array)
+        assert first.wait(60) == 0
+    for done, name in ((element, f"train-{array}_0"), (whole, f"1 element of train-{array}")):
+        assert re.search(rf"{name} saves already, or ends: at most \d+ s are left\. To skip them: ", done.stderr)
+    assert sweep.saves() == (["0", "1"], ["0", "1"])
+    assert set(sweep.states(array).values()) == {STOPPED}
+
+
+def test_cancel_now_cuts_the_save_of_one_element(sweep: Sweep) -> None:
+    array = sweep.submit(lines=("train", "train"))
+    sweep.wait_for_steps(f"{array}_0", f"{array}_1")
+    with sweep.lab.popen(TF4SLURM, "cancel", f"{array}_0", cwd=sweep.directory) as first:
+        assert wait_until(lambda: sweep.saves()[0] == ["0"], 60)
+        now = sweep.run("cancel", "--now", f"{array}_0")
+        assert first.wait(60) == 0
+    assert "has ended: STOPPED, exit code 130" in now.stderr
+    assert sweep.saves() == (["0"], [])
+    assert sweep.states(array)[f"{array}_1"] == "RUNNING"
+    assert sweep.run("cancel", array).returncode == 0
+
+
 def test_unknown_elements_are_refused(sweep: Sweep) -> None:
     sweep.finish()
     array = sweep.submit(lines=("train", "train"))

@@ -210,9 +210,7 @@ def test_cancel_while_slurm_ends_the_job_leaves_the_save_its_time(
     assert (result["state"], result["exit_code"]) == ("STOPPED", 143)
 
 
-def test_cancel_of_a_job_of_salloc_lets_it_save(
-    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_of_a_job_of_salloc_lets_it_save(lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher runs on the login host, where `tf4slurm cancel` signals it."""
     monkeypatch.setenv("SAVE_SECONDS", "3")
     script = tmp_path / "train.py"

@@ -24,7 +24,7 @@ from tf4slurm.spec.job_spec import JobSpec
 
 STUBBORN = """
 import signal
-for number in (signal.SIGTERM, signal.SIGINT):
+for number in (signal.SIGTERM, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
 print(flush=True)
 signal.pause()
@@ -33,7 +33,7 @@ signal.pause()
 
 @pytest.fixture
 def stubborn(tmp_path: Path) -> Iterator[RunDirectory]:
-    """The run directory of a launcher that ignores SIGTERM and SIGINT."""
+    """The run directory of a launcher that ignores SIGTERM and SIGQUIT."""
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -56,6 +56,7 @@ def test_cancel_of_job_that_does_not_stop_kills_it_and_returns_its_end(
 ) -> None:
     monkeypatch.setattr(cancellation, "_MARGIN_SECONDS", 0.1)
     monkeypatch.setattr(cancellation, "_KILL_SECONDS", 0.5)
+    monkeypatch.setattr(cancellation, "_NOW_SECONDS", 0.5)
     sentences: list[str] = []
     status = api.cancel(str(stubborn.path), grace_period_seconds=grace_period_seconds, on_progress=sentences.append)
     assert sentences[-1] == sentence

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -378,9 +380,78 @@ def test_cancellation_continues_after_a_query_without_an_answer(slurm: FakeSlurm
     assert len(slurm.calls("scancel")) == 1
 
 
-def test_job_of_salloc_is_cancelled_because_no_batch_script_can_save(slurm: FakeSlurm) -> None:
+def test_elements_that_save_keep_their_time_and_the_others_are_asked(slurm: FakeSlurm) -> None:
+    """An element that saves already gets no signal, which could reach its scripts."""
+    slurm.register("19", range(3))
+    runs = [slurm.run(f"train-19_{index}") for index in range(3)]
+    runs[0].write(StatusFile(time=time.time(), phase="stopping", grace_seconds_left=17.2))
+    runs[1].write(StatusFile(time=time.time(), phase="terminating"))
+    slurm.set_queue(j19_0="RUNNING", j19_1="COMPLETING", j19_2="RUNNING")
+    slurm.set_jobs("JobId=19 BatchFlag=1 JobState=RUNNING Partition=p")
+    stop = json.dumps({"state": "STOPPED", "exit_code": 130})
+    slurm.fake("scancel", f"for run in {slurm.runs}/train-19_*; do echo '{stop}' > $run/result.json; done")
+    sentences: list[str] = []
+    status = api.cancel("19", grace_period_seconds=0.1, on_progress=sentences.append)
+    assert slurm.calls("scancel") == ["--verbose --signal=INT --batch 19_2"]
+    assert sentences == [
+        "1 element of train-19 is asked to save and stop; at most 0.1 s are left.",
+        "2 elements of train-19 save already, or end: at most 17 s are left. To skip them: tf4slurm cancel --now 19",
+        "train-19 has ended: STOPPED, exit code 130.",
+    ]
+    assert states(status) == ["STOPPED"] * 3
+
+
+def test_cancel_now_ends_elements_that_save(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellation, "_NOW_SECONDS", 0.3)
+    slurm.register("19", range(2))
+    for index in range(2):
+        slurm.run(f"train-19_{index}").write(
+            StatusFile(time=time.time(), phase="stopping", heartbeat_timeout_seconds=10, grace_seconds_left=17.2)
+        )
+    slurm.set_queue(j19_0="RUNNING", j19_1="RUNNING")
+    slurm.set_jobs("JobId=19 BatchFlag=1 JobState=RUNNING Partition=p")
+    steps = "*--steps*19_0*) echo 19_0.batch; echo 19_0.3;; *--steps*) exit 1;;"
+    slurm.fake("squeue", f"case $* in {steps} *) cat {slurm.directory}/queue;; esac")
+    stopped = f"sed -i s/RUNNING/CANCELLED/ {slurm.directory}/queue"
+    slurm.fake("scancel", f"case $* in *'19_0 19_1') {stopped};; esac")
+    sentences: list[str] = []
+    api.cancel("19", now=True, on_progress=sentences.append)
+    assert slurm.calls("scancel") == [
+        "--verbose --signal=QUIT --batch 19_0",
+        "--verbose --signal=QUIT --batch 19_1",
+        "19_0.3",
+        "19_0 19_1",
+    ]
+    assert sentences == [
+        "2 elements of train-19 are asked to end at once.",
+        "19_0 19_1 did not end and was killed.",
+    ]
+
+
+@pytest.mark.parametrize(("now", "number"), [(False, signal.SIGTERM), (True, signal.SIGQUIT)])
+def test_launcher_of_salloc_on_this_host_is_asked_to_stop(slurm: FakeSlurm, now: bool, number: signal.Signals) -> None:
     slurm.register("17")
-    slurm.run("train-17")
+    slurm.set_queue(j17="RUNNING")
+    slurm.set_jobs("JobId=17 BatchFlag=0 JobState=RUNNING Partition=p")
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        slurm.run("train-17").write(JobFile(grace_period_seconds=0.1, process=Process.of(process.pid)))
+        api.cancel("17", grace_period_seconds=None if now else 0.3, now=now)
+        assert process.wait(60) == -number
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_step_whose_rank_0_runs_the_launcher_is_asked_to_stop(slurm: FakeSlurm, now: bool) -> None:
+    slurm.register("17")
+    slurm.run("train-17").write(JobFile(grace_period_seconds=0.1, step="17.0"))
+    slurm.set_queue(j17="RUNNING")
+    slurm.fake("squeue", f"case $* in *--steps*) echo 17.0;; *) cat {slurm.directory}/queue;; esac")
+    api.cancel("17", now=now)
+    assert slurm.calls("scancel")[:2] == (["17.0", "17"] if now else ["--signal=TERM 17.0", "17"])
+
+
+def test_job_of_salloc_elsewhere_is_cancelled_because_no_batch_script_can_save(slurm: FakeSlurm) -> None:
+    slurm.register("17")
+    slurm.run("train-17").write(JobFile(process=Process("another-host", 1, 1)))
     slurm.set_queue(j17="RUNNING")
     slurm.set_jobs("JobId=17 BatchFlag=0 JobState=RUNNING Partition=p")
     api.cancel("17")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from tf4slurm.control.rules import (
     AFTER_EXIT,
     AFTER_LOSS,
     AFTER_STOP,
+    LEAVES_GRACE_PERIOD,
     AfterExit,
     AfterFailure,
     AfterLoss,
+    StopRequest,
     after_exit,
     after_failure,
     after_loss,
@@ -25,6 +28,7 @@ from tf4slurm.control.rules import (
     exit_code_after,
     loss_of,
     outcome_of_loss,
+    stop_request_of,
 )
 from tf4slurm.roles import JOINED_WORKER, ROLES, Role, role_of
 from tf4slurm.spec.job_spec import JobSpec
@@ -55,6 +59,28 @@ def test_documented_consequences_of_a_stop_are_the_rules() -> None:
     documented = table_after("**A stop is requested**")
     assert documented == {phase.value: [each.value for each in cells] for phase, cells in AFTER_STOP.items()}
     assert documented.keys() == {phase.value for phase in Phase}
+
+
+def test_documented_requests_are_those_that_leave_a_grace_period() -> None:
+    documented = table_after("**Who skips the grace period**")
+    words = {True: "a grace period", False: "none"}
+    assert documented == {each.value: [words[leaves] for leaves in LEAVES_GRACE_PERIOD[each]] for each in StopRequest}
+
+
+@pytest.mark.parametrize(
+    ("number", "has_person", "expected"),
+    [
+        (signal.SIGINT, True, StopRequest.CTRL_C),
+        (signal.SIGINT, False, StopRequest.SIGNAL),  # `tf4slurm cancel` of a batch job
+        (signal.SIGTERM, True, StopRequest.SIGNAL),  # `tf4slurm cancel` of a local job
+        (signal.SIGHUP, True, StopRequest.SIGNAL),
+        (signal.SIGUSR1, False, StopRequest.SIGNAL),
+        (signal.SIGQUIT, True, StopRequest.NOW),
+        (signal.SIGQUIT, False, StopRequest.NOW),
+    ],
+)
+def test_signal_to_the_launcher_is_a_request(number: int, has_person: bool, expected: StopRequest) -> None:
+    assert stop_request_of(number, has_person=has_person) is expected
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tf4slurm.control.messages import (
 )
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Outcome, Phase, TaskRecord
+from tf4slurm.control.rules import StopRequest
 from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import RendezvousClosedError
@@ -967,15 +968,57 @@ def test_stopped_job_terminates_when_a_ps_is_gone() -> None:
     assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
 
-def test_second_stop_request_skips_the_grace_period() -> None:
+@pytest.mark.parametrize(
+    ("requests", "phase"),
+    [
+        ("SIGNAL", Phase.STOPPING),
+        ("SIGNAL SIGNAL SIGNAL", Phase.STOPPING),
+        ("CTRL_C", Phase.STOPPING),
+        ("CTRL_C SIGNAL", Phase.STOPPING),
+        ("SIGNAL CTRL_C SIGNAL", Phase.STOPPING),
+        ("CTRL_C CTRL_C", Phase.TERMINATING),
+        ("SIGNAL CTRL_C CTRL_C", Phase.TERMINATING),
+        ("CTRL_C SIGNAL CTRL_C", Phase.TERMINATING),
+        ("NOW", Phase.TERMINATING),
+        ("SIGNAL NOW", Phase.TERMINATING),
+        ("CTRL_C NOW", Phase.TERMINATING),
+    ],
+)
+def test_only_another_ctrl_c_and_now_skip_the_grace_period(requests: str, phase: Phase) -> None:
     job = Job(limits=GRACEFUL).train()
-    job.state.skip_grace_period(job.now)
-    assert job.phase() is Phase.TRAINING
-    job.state.on_stop(signal.SIGINT, "the launcher received SIGINT", job.now)
-    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
-    assert job.phase() is Phase.STOPPING
-    job.state.skip_grace_period(job.now)
-    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 130)
+    for number, request in enumerate(requests.split(), 1):
+        job.state.on_stop(signal.Signals(number), f"request {number} came", job.now, StopRequest[request])
+        job.turn(1)
+    assert job.phase() is phase
+    left = job.state.grace_seconds_left(job.now)
+    if phase is Phase.STOPPING:
+        assert left == 20 - len(requests.split()), "no request prolongs the grace period"
+        job.turn(20)
+        assert job.phase() is Phase.TERMINATING
+    else:
+        assert left is None
+    assert job.outcome.exit_code == 128 + 1, "the first request is the outcome"
+
+
+def test_first_ctrl_c_says_what_another_one_does() -> None:
+    job = Job(limits=GRACEFUL).train()
+    for request in (StopRequest.SIGNAL, StopRequest.CTRL_C, StopRequest.CTRL_C):
+        job.state.on_stop(signal.SIGINT, "it came", job.now, request)
+        job.turn(1)
+    again = "; Ctrl-C again skips the rest and ends all tasks at once"
+    told = [text for kind, _, text in job.events if kind in ("stopping", "stop_repeated", "grace_period_over")]
+    assert told == [
+        "it came: the job has 20 s to save and stop",
+        f"it came: the scripts save already, and have 19 s left{again}",
+        "it came while the scripts save: the last 18 s of the grace period are skipped",
+    ]
+
+
+@pytest.mark.parametrize("request_", StopRequest)
+def test_job_without_a_grace_period_ends_at_once(request_: StopRequest) -> None:
+    job = Job().train()
+    job.state.on_stop(signal.SIGTERM, "it came", job.now, request_)
+    assert (job.phase(), job.outcome.exit_code) == (Phase.TERMINATING, 143)
 
 
 def test_stopped_job_begins_no_other_attempt() -> None:

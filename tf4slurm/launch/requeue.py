@@ -62,9 +62,9 @@ class Requeue:
     def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
         """Return why a stopped job is requeued, "preemption" or "time limit". Return None if it is not requeued.
 
-        "time limit" stands for every stop signal that is neither preemption nor Ctrl-C or SIGHUP, such as a person's
-        SIGUSR1. A job is not requeued after Ctrl-C or SIGHUP, if it does not run in Slurm any more, if Slurm cannot be
-        queried, or if it has been requeued `limit` times for other reasons than preemption.
+        "time limit" stands for every stop signal that is neither preemption nor of a person's end of the job, such as
+        SIGUSR1. A job is not requeued after SIGINT, SIGHUP or SIGQUIT, if it does not run in Slurm any more, if Slurm
+        cannot be queried, or if it has been requeued `limit` times for other reasons than preemption.
 
         Args:
             exit_code: The exit code of the job: 128 + the number of the stop signal.

@@ -14,13 +14,14 @@ from tf4slurm.placement import PACK, SPREAD, parse_roles
 from tf4slurm.slurm.parsing import parse_time_limit
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.spec.points import format_labels
-from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS, NOW_SIGNAL
 
 _SIGNAL_BEFORE_LIMIT = "USR1@120"  # the default with --requeue
 _GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gres")
 _NOT_FOR_PS = (*_GPU_OPTIONS, "mem-per-gpu", "nodes", "ntasks-per-node", "nodelist", "exclude")
 _COUNT = re.compile(r"[1-9]\d{0,8}")
-_SIGNAL = re.compile(r"(?P<target>[RB]+:)?\w+(@\d+)?")
+_SIGNAL = re.compile(r"(?P<target>[RB]+:)?(?P<name>\w+)(@\d+)?")
+_NOW_SIGNAL = (NOW_SIGNAL.name.removeprefix("SIG"), str(int(NOW_SIGNAL)))
 _WARNING_SECONDS = 60  # Slurm's default for --signal, and how much earlier Slurm may send it (manual of sbatch)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -276,6 +277,12 @@ def _add_signal(options: dict[str, str], spec: BatchSpec) -> None:
     if match is None:
         raise OptionError(
             f"--signal {value!r} is not a signal with the seconds before the time limit, such as USR1@120.",
+            option="signal",
+        )
+    if match["name"].upper().removeprefix("SIG") in _NOW_SIGNAL:
+        raise OptionError(
+            f"--signal {value!r} would end the job without its grace period, as tf4slurm cancel --now does. Give "
+            "another signal, such as USR1@120.",
             option="signal",
         )
     target = (match["target"] or ":").rstrip(":")

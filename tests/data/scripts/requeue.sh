@@ -18,12 +18,13 @@ set +m
 trap 'again=1; kill -ALRM $job' ALRM
 trap 'again=1; kill -HUP $job' HUP
 trap 'again=1; kill -INT $job' INT
+trap 'again=1; kill -QUIT $job' QUIT
 trap 'again=1; kill -TERM $job' TERM
 trap 'again=1; kill -USR1 $job' USR1
 trap 'again=1; kill -USR2 $job' USR2
 trap 'again=1; kill -XCPU $job' XCPU
 again=1
 while [ "$again" ]; do again= code=0; wait "$job" || code=$?; done  # a signal ends the wait, not the job
-trap '' ALRM HUP INT TERM USR1 USR2 XCPU  # Slurm signals every process of a job that it ends
+trap '' ALRM HUP INT QUIT TERM USR1 USR2 XCPU  # Slurm signals every process of a job that it ends
 rm -rf /scratch/$USER
 exit "$code"
