@@ -193,7 +193,7 @@ def _cancel_local(known: KnownJob, status: JobStatus, stop: _Stop) -> JobStatus:
         for run in runs:
             _signal_launcher(known, run.read_trusted_job().process, number)
     new = [] if is_repeated else [file.grace_period_seconds]
-    _report_requests(known, stop, new, repeated if is_repeated else [], is_array=False)
+    _report_requests(known, stop, new, [max(repeated)] if is_repeated else [], is_array=False)
     left = max(repeated) if is_repeated else file.grace_period_seconds
     status = _wait(known, stop.seconds_until_kill(left, is_repeated=is_repeated))
     if status.has_ended:
