@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,11 @@ def cancel_in_background(lab: SlurmLab, job: str) -> subprocess.Popen[str]:
     return lab.popen(TF4SLURM, "cancel", job, stderr=subprocess.PIPE)
 
 
-SUBMIT = {"exec": submit, "epilogue": functools.partial(submit, has_epilogue=True), "srun task": submit_task_job}
+SUBMIT: dict[str, Callable[[SlurmLab, Path], str]] = {
+    "exec": submit,
+    "epilogue": functools.partial(submit, has_epilogue=True),
+    "srun task": submit_task_job,
+}
 """How the batch script starts the job."""
 
 

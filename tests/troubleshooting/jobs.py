@@ -93,6 +93,18 @@ def ignored_stop(place: Workplace) -> str:
     return place.job.stderr
 
 
+def cut_save(place: Workplace) -> str:
+    save = "signal.signal(signal.SIGTERM, lambda *_: time.sleep(60))"
+    place.write("train.py", f"{ROLE}{save}\nprint('trains')\ntime.sleep(60)\n")
+    place.job.start("--ps", "0", "--workers", "0", command=(sys.executable, str(place.directory / "train.py")))
+    assert wait_until(lambda: "trains" in place.job.stdout, 60)
+    stop(place.job)
+    place.job.wait_for_event("stopping")
+    place.tf4slurm("cancel", "--now", str(place.job.run_directory))
+    place.job.wait()
+    return place.job.stderr
+
+
 def killed_launcher(place: Workplace) -> str:
     during(lambda job: job.process.kill() if job.process else None, *QUICK).produce(place)
     run_directory = place.job.run_directory
@@ -152,6 +164,7 @@ JOBS: Table = {
     "The launcher was killed": Producer(killed_launcher, is_long=True),
     "The job was stopped": during(stop, "--grace-period", "1"),
     "the grace period of": Producer(ignored_stop, is_long=True),
+    "while the scripts save": Producer(cut_save, is_long=True),
     "is still": running("resume"),
     "did not end within": running("wait", "--timeout", "1"),
     "No space left on device": Producer(full_disk, is_long=True),
