@@ -190,7 +190,7 @@ def test_cancel_now_ends_a_job_that_saves(
     state, _ = lab.wait_for_job(job)
     assert not (tmp_path / "saved-0").exists()
     assert f"train-{job} has ended: STOPPED, exit code 130" in done.stderr or how == "srun task", done.stderr
-    assert state == ("CANCELLED" if how == "srun task" else "FAILED")
+    assert state == "FAILED" or (state, how) == ("CANCELLED", "srun task")  # the batch script may end before scancel
     if how != "srun task":
         assert re.search(r"received SIGQUIT while the scripts save: the last \d+ s", output(tmp_path))
         (result,) = results(tmp_path)
