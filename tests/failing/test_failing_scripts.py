@@ -66,3 +66,29 @@ def test_job_names_failure_of_script(name: str, tmp_path: Path) -> None:
 
 def test_plain_scripts_are_thirty() -> None:
     assert len(PLAIN) + len(TENSORFLOW) >= 50
+
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.skipif(not os.access(GROUPS, os.W_OK), reason="needs control groups of version 1 that this user can make")
+def test_kill_because_memory_ran_out_is_named(tmp_path: Path) -> None:
+    group = GROUPS / f"tf4slurm-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text("400M")
+        code = "x = [bytearray(10**7) for _ in range(200)]"
+        inside = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+        done = subprocess.run(
+            [*inside, TF4SLURM, "run", "--ps", "0", "--workers", "0", "--", sys.executable, "-c", code],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        group.rmdir()
+    assert done.returncode == 137
+    assert (
+        "Root cause: SIGKILL: Linux killed it, because the memory of its control group ran out (chief/0)" in done.stderr
+    )

@@ -119,7 +119,7 @@ class Receiver:
         if (record.observed.state, record.observed.start_count) != (before.state, before.start_count):
             self._on_task_state(record)
             state.scripts.note_end_of_training()
-        if record.observed.tail and record.observed.tail != before.tail:
+        if (record.observed.tail and record.observed.tail != before.tail) or record.observed.failure != before.failure:
             state.on_last_lines(record)
         if record.role.has_joined or record.task.task_type == "chief":
             state.update_joined_workers()

@@ -442,7 +442,7 @@ class JobState:
 
     def on_last_lines(self, record: TaskRecord) -> None:
         """Add the last lines of a child to a known outcome if they explain it. They arrive after the child's exit."""
-        if self.outcome is not None and record is self._explained_by:
+        if self.outcome is not None and record is self._explained_by and record.observed.returncode is not None:
             self.outcome = _explain(self.outcome, record)
 
     def _end_if_all_gone(self) -> None:

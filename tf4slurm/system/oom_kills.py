@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -40,7 +41,7 @@ def _find_counters() -> list[Path]:
     """Return the paths of the counters of this process's control group, for version 1 and version 2 of the groups."""
     found = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in _OWN_CGROUP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if "memory" in controllers.split(","):
                 found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
