@@ -1,7 +1,8 @@
 """The library behind the command line: its verbs as functions that return typed values.
 
 They print nothing, but the launcher that `run` and `resume` start does. The argument `job` is Slurm's job id, the name
-of the job, the path of its run directory, or a `KnownJob`. ID_k or NAME_k is element k of a job array, and ID or NAME
+of the job, the path of its run directory, or a `KnownJob`. A name as given with --name is the latest job of that name.
+ID_k or NAME_k is element k of a job array, and ID or NAME
 the whole array. None is this user's latest job. If there is no such job, UnknownJobError is raised. If a newer version
 of tf4slurm wrote the job's files, SchemaVersionError is raised, except by `list_jobs`.
 """
@@ -28,6 +29,7 @@ from tf4slurm.errors import (
     WaitTimeoutError,
 )
 from tf4slurm.jobs.cancellation import cancel_known
+from tf4slurm.jobs.formatting import as_sentence
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, find_run_directories, latest_run, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory, write_report
@@ -165,10 +167,8 @@ def _elements_to_resume(known: KnownJob, state: JobStatus) -> tuple[int, ...]:
     parts = state.parts
     text = ""
     if unclear := [each for each in parts if each.is_unclear]:
-        text = (
-            f"It is unknown whether {unclear[0].name} has ended. {unclear[0].reason} If it has, submit it again with "
-        )
-        text += f"the command you used, or its script {known.batch_script}."
+        text = f"It is unknown whether {unclear[0].name} has ended. {as_sentence(unclear[0].reason)} If it has, submit "
+        text += f"it again with the command you used, or its script {known.batch_script}."
     elif running := [each for each in parts if not each.has_ended]:
         text = f"{running[0].name} is still {running[0].state}. Wait for its end, or cancel it first."
     elif state.elements and all(each.exit_code == 0 for each in parts):
@@ -369,7 +369,7 @@ def logs(
     """Return the lines that tasks have printed, over all attempts. Each task has one log in each attempt.
 
     Args:
-        tasks: The tasks, such as "chief/0" or "worker/*"; by default all.
+        tasks: The tasks, such as "chief/0" or "worker/*", or roles such as "worker" for all their tasks. By default all.
         tail: Number of last lines of each log; None for all lines.
         since: Omit lines before this time, in seconds since 1970, accurate to about a second; overrides `tail`.
         merged: Sort the lines of all tasks by time, accurate to about a second. By default log follows log.

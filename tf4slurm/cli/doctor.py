@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tf4slurm import __version__
-from tf4slurm.cli.options import HOST_OPTIONS, given, job_options, verb_option
+from tf4slurm.cli.options import HOST_OPTIONS, given, isolated_option, job_options, verb_option
 from tf4slurm.cli.shared import Verb, paint
 from tf4slurm.doctor.finding import Level, exit_code_of_findings, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
@@ -85,19 +85,21 @@ def _show_progress(text: str) -> None:
 
 @click.command(cls=Verb, examples=("tf4slurm test", "salloc -N 2 -n 4 tf4slurm test --interface ib0"))
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
+@isolated_option
 @click.option("--plain", is_flag=True, help="Test processes and addresses without TensorFlow.")
 @job_options("test", names=HOST_OPTIONS)
 @verb_option(
-    "timeout",
+    "timeout_seconds",
     float,
     "Seconds for each part: form the cluster, import TensorFlow, connect, train.",
     120.0,
-    metavar="SECONDS",
     minimum=1,
     maximum=3600,
 )
 @click.pass_obj
-def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, **options: Any) -> None:
+def test(
+    environ: dict[str, str], /, local: bool, isolated: bool, plain: bool, timeout_seconds: float, **options: Any
+) -> None:
     """Run a chief, a ps and a worker that train with ParameterServerStrategy, and print what worked.
 
     The tasks run on this host. In a Slurm allocation they run on its hosts, with as many workers as it has tasks for.
@@ -112,8 +114,10 @@ def test(environ: dict[str, str], /, local: bool, plain: bool, timeout: float, *
     is_plain = plain or importlib.util.find_spec("tensorflow") is None
     if is_plain and not plain:
         click.echo("tf4slurm | TensorFlow is not installed in this Python: the test runs without it", err=True)
-    spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout)
-    result = run_job(spec, environ, allocation, lambda num: PlainOutput(num, None, LineWriter(sys.stderr)))
+    spec = smoke_test_spec(given(options), allocation, is_plain=is_plain, timeout_seconds=timeout_seconds)
+    result = run_job(
+        *(spec, environ, allocation, lambda num: PlainOutput(num, None, LineWriter(sys.stderr))), isolated=isolated
+    )
     if result.file.exit_code == 0:
         click.echo(describe_success(result))
     else:

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.shared import Verb, fit_table, job_argument, note, paint
 from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
-from tf4slurm.jobs.formatting import format_count, format_number, shorten_in_the_middle
+from tf4slurm.jobs.formatting import as_sentence, format_count, format_number, shorten_in_the_middle
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.status import JobStatus, describe_variables
@@ -42,16 +42,17 @@ _OPTIONAL_OF_ELEMENTS = ("REASON", "TIME", "METRICS")
 @click.option("--watch", is_flag=True, help="Repeat it until the jobs have ended, or Ctrl-C.")
 @click.option("--web", is_flag=True, help="Serve a live page on this host's loopback address, and print its URL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
+@click.pass_obj
+def status(environ: dict[str, str], /, jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
     """Show the state of jobs: each task's state, step and speed, or why a job is pending.
 
-    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job. Of a job
-    array, each element has a row; ID_k is element k.
+    ID is Slurm's job id, a name (train-4711, or train for the latest of that name), or a run directory; without one,
+    the latest job. Of a job array, each element has a row; ID_k is element k.
     """
     if watch + web + as_json > 1:
         raise click.UsageError("--watch, --web and --json exclude each other.")
     if web:
-        _serve(jobs)
+        _serve(jobs, environ)
     elif watch:
         _watch(jobs)
     else:
@@ -59,12 +60,22 @@ def status(jobs: list[KnownJob], watch: bool, web: bool, as_json: bool) -> None:
         click.echo(to_json(statuses, indent=2) if as_json else _describe_all(statuses))
 
 
-def _serve(jobs: Sequence[KnownJob]) -> None:
+def _serve(jobs: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
+    from urllib.parse import urlsplit
+
+    from tf4slurm.cli.remote import is_remote, ssh_tunnel
     from tf4slurm.reports.live_page import serve_page
 
     if len(jobs) > 1 or not jobs[0].run_directories:
         raise click.UsageError("--web is for one job that has started.")
-    note(serve_page(jobs[0].run_directories[-1], click.echo))
+    def show(url: str) -> None:
+        click.echo(url)
+        if is_remote(environ):
+            port = urlsplit(url).port
+            assert port is not None
+            note(f"to open it on your own computer, run this there first: {ssh_tunnel(environ, port)}")
+
+    note(serve_page(jobs[0].run_directories[-1], show))
 
 
 def _watch(jobs: Sequence[KnownJob]) -> None:
@@ -195,10 +206,6 @@ def _list_reason(job: JobStatus) -> str:
     return shorten_in_the_middle(text, _REASON_CHARACTERS) or "-"
 
 
-def _as_sentence(text: str) -> str:
-    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
-
-
 def _list_state(job: JobStatus) -> str:
     """Return the state of a job for a list, such as "FAILED", or "2 of 6 done, 1 failed" for a job array."""
     return describe_progress(job.elements) if job.elements else job.state
@@ -206,8 +213,8 @@ def _list_state(job: JobStatus) -> str:
 
 @click.command(cls=Verb, examples=("tf4slurm wait 4711", "tf4slurm wait 4711 4712 --timeout 3600"))
 @job_argument(many=True)
-@verb_option("timeout", float, "Exit with code 124 after this time.", metavar="SECONDS", minimum=0)
-def wait(jobs: list[KnownJob], timeout: float | None) -> None:
+@verb_option("timeout_seconds", float, "Exit with code 124 after this time.", minimum=0)
+def wait(jobs: list[KnownJob], timeout_seconds: float | None) -> None:
     """Wait until jobs have ended. The exit code is 0 if all succeeded, else that of the first ID that failed.
 
     The exit code of a job array is that of its element with the worst state. For a job that Slurm has forgotten without
@@ -218,7 +225,7 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
     shown = ""
     statuses: list[JobStatus] = []
     try:
-        for statuses in api.watch(jobs, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout):
+        for statuses in api.watch(jobs, interval_seconds=_WAIT_SECONDS, timeout_seconds=timeout_seconds):
             waiting = (each for each in statuses if each.can_change)
             text = ", ".join(f"{each.name} {_list_state(each)} {each.phase or ''}".strip() for each in waiting)
             if is_terminal:
@@ -242,22 +249,21 @@ def wait(jobs: list[KnownJob], timeout: float | None) -> None:
 
 def _note_end(job: JobStatus) -> None:
     code = "" if job.exit_code is None else f", exit code {job.exit_code}"
-    texts = [f"{job.name} {job.state}{code}.", *dict.fromkeys((_as_sentence(job.headline), job.reason))]
+    texts = [f"{job.name} {job.state}{code}.", *dict.fromkeys((as_sentence(job.headline), as_sentence(job.reason)))]
     note(" ".join(filter(None, texts)))
 
 
 @click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --now"))
 @job_argument(many=True, is_optional=False)
 @verb_option(
-    "grace_period",
+    "grace_period_seconds",
     float,
     "Seconds until it is killed; 0 is --now. [default: the job's own grace period and 10 s]",
-    metavar="SECONDS",
     minimum=0,
 )
 @click.option("--now", is_flag=True, help="End it at once, also while it saves. On a terminal, ask before.")
 @click.option("-y", "--yes", is_flag=True, help="With --now: do not ask.")
-def cancel(jobs: list[KnownJob], grace_period: float | None, now: bool, yes: bool) -> None:
+def cancel(jobs: list[KnownJob], grace_period_seconds: float | None, now: bool, yes: bool) -> None:
     """Ask jobs to save and stop, and kill those that have not ended after their grace period.
 
     A second call leaves jobs that save the rest of that time, and prints how long it is. Only --now skips it.
@@ -274,7 +280,7 @@ def cancel(jobs: list[KnownJob], grace_period: float | None, now: bool, yes: boo
     exit_code = 0
     for job in jobs:
         try:
-            api.cancel(job, grace_period_seconds=grace_period, now=now, on_progress=note)
+            api.cancel(job, grace_period_seconds=grace_period_seconds, now=now, on_progress=note)
         except Tf4SlurmError as error:
             exit_code = exit_code or error.exit_code
             note(f"{job.name}: {error}")

@@ -59,6 +59,12 @@ _OPTIONS = {
 }
 """The option to suggest for an option name that only other programs have."""
 
+_ONE_CHIEF = " A job has one chief (TensorFlow 1: master) without an option for it. With --no-chief, worker 0 leads."
+_REMARKS = dict.fromkeys(
+    ("--chiefs", "--master", "--masters", "--num-chiefs", "--num-masters", "--coordinator", "--coordinators"), _ONE_CHIEF
+)
+"""What to print about an option name to which no option of `run` or `submit` corresponds."""
+
 
 def explain(error: click.UsageError) -> OptionError:
     """Convert a usage error of click into the error that tf4slurm prints. Add a hint, and a reference to --help."""
@@ -135,6 +141,8 @@ def _find_option(name: str, context: click.Context | None) -> str:
     known = _options_of(context.command)
     if _OPTIONS.get(name) in known:
         return did_you_mean([_OPTIONS[name]])
+    if name in _REMARKS and "--chief" in known:
+        return _REMARKS[name]
     verbs = [verb for verb, command in _other_verbs(context) if name in _options_of(command)]
     if verbs:
         text = f" It is an option of {format_tasks(verbs)}."

@@ -88,6 +88,12 @@ def site_option(function: Callable[..., None]) -> Callable[..., None]:
     return click.option("--site", help=text, shell_complete=finish)(function)
 
 
+def isolated_option(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate the function of a verb that runs local processes: add the switch --isolated."""
+    text = "Run local processes in a network of their own, which has only loopback: no other host or user reaches them."
+    return click.option("--isolated", is_flag=True, help=text)(function)
+
+
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of those options that were given on the command line: neither None nor ()."""
     return {name: value for name, value in values.items() if value not in (None, ())}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from tf4slurm import api
 from tf4slurm.cli.options import verb_option
+from tf4slurm.cli.remote import ssh_tunnel
 from tf4slurm.cli.shared import Verb, find_jobs, job_argument, note
 from tf4slurm.errors import RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.logs import find_logs_of_job
@@ -29,15 +27,17 @@ from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.roles import TASK_TYPES
 
-_TIME = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>[smhd]?)")
-_TASK = re.compile(rf"({'|'.join(TASK_TYPES)})/(\d+|[^/]*[*?\[][^/]*)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_TASK = re.compile(rf"({'|'.join(TASK_TYPES)})(/(\d+|[^/]*[*?\[][^/]*))?")
 _MAX_SEARCH_SECONDS = 10.0
 
 
 def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
-    """Split the arguments of `logs` into the job (without ID, the latest one) and the names of tasks."""
-    if words and (not _TASK.fullmatch(words[0]) or os.path.isdir(words[0])):
+    """Split the arguments of `logs` into the job (without ID, the latest one) and the names of tasks.
+
+    A role, such as "worker", is never a job. Of a job with that name, the name with the id is the ID.
+    """
+    match = _TASK.fullmatch(words[0]) if words else None
+    if words and (match is None or (match[2] and os.path.isdir(words[0]))):
         return api.find(words[0]), words[1:]
     return api.find(None), words
 
@@ -65,13 +65,6 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise click.BadParameter(f"{text!r} is not a valid regular expression: {error}.") from error
 
 
-def _time_before_now(text: str) -> float:
-    match = _TIME.fullmatch(text.strip())
-    if match is None:
-        raise click.BadParameter(f"{text!r}: expected a time such as 30s, 10m, 2h or 1d.")
-    return time.time() - float(match["number"]) * _UNITS[match["unit"]]
-
-
 @click.command(
     cls=Verb,
     examples=("tf4slurm logs", "tf4slurm logs chief/0 -n 20", "tf4slurm logs 4711 'worker/*' --grep loss --since 10m"),
@@ -82,25 +75,30 @@ def _time_before_now(text: str) -> float:
 @click.option(
     "--grep", type=_pattern, metavar="PATTERN", help="Only lines that match this regular expression somewhere."
 )
-@click.option(
-    "--since",
-    type=_time_before_now,
+@verb_option(
+    "since_seconds",
+    float,
+    "Only lines that are not older than, for example, 30s, 10m, 2h or 1d.",
     metavar="TIME",
-    help="Only lines that are not older than, for example, 30s, 10m, 2h or 1d.",
+    minimum=0,
 )
 @click.option("--all-output", is_flag=True, help="TensorFlow's start-up messages, too.")
 @click.option("--merged", is_flag=True, help="Sort the lines of all tasks by time (known to about a second).")
-def logs(words: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, **options: Any) -> None:
+def logs(
+    words: tuple[str, ...], follow: bool, grep: re.Pattern[str] | None, since_seconds: float | None, **options: Any
+) -> None:
     """Print the output of a job's tasks, over all attempts.
 
-    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job. ID_k is
-    element k of a job array. TASK is a task such as chief/0, or a pattern such as 'worker/*'; without one, all tasks.
+    ID is Slurm's job id, a name (train-4711, or train for the latest of that name), or a run directory; without one,
+    the latest job. ID_k is element k of a job array. TASK is a task such as chief/0, a role such as worker for all its
+    tasks, or a pattern such as 'worker/*'; without one, all tasks.
     """
     job, tasks = _split(words)
     names = {log.task for log in find_logs_of_job(job, tasks)}
+    since = None if since_seconds is None else time.time() - since_seconds
     has_names = bool(job.array) or len(names) != 1 or (follow and not tasks)
     try:
-        for line in api.logs(job, *tasks, follow=follow, on_pending=_note_reason, **options):
+        for line in api.logs(job, *tasks, follow=follow, since=since, on_pending=_note_reason, **options):
             if grep is None or grep.search(line.text):
                 click.echo(f"{line.source} | {line.text}" if has_names else line.text)
     except BrokenPipeError:  # `| head` has ended
@@ -129,7 +127,8 @@ def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
     comparison.html in the run directory of the first job, or NAME.html beside the run directories of an array. If the
     first of several jobs is an array, it is NAME-comparison.html there.
 
-    ID is Slurm's job id, a name with the id (train-4711), or a run directory; without one, the latest job.
+    ID is Slurm's job id, a name (train-4711, or train for the latest of that name), or a run directory; without one,
+    the latest job.
     """
     if output == Path("-"):
         click.echo(api.render_report(jobs), nl=False)
@@ -154,11 +153,8 @@ def tensorboard(environ: dict[str, str], /, job: KnownJob, logdir: Path | None, 
     """
     logdir = logdir or _find_event_files(latest_run(job))
     command = ["tensorboard", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]
-    user = "USER"
-    with contextlib.suppress(OSError, KeyError):  # the host has no name for this user
-        user = getpass.getuser()
-    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} {user}@{socket.getfqdn()}"
-    click.echo(f"It serves http://127.0.0.1:{port}/ here. To reach it from your own machine: {tunnel}", err=True)
+    tunnel = ssh_tunnel(environ, port)
+    click.echo(f"It serves http://127.0.0.1:{port}/ here. To reach it from your own computer: {tunnel}", err=True)
     program = shutil.which("tensorboard", path=environ.get("PATH"))
     if program is not None and not is_printed:
         os.execve(program, command, environ)  # replaces this process, so Ctrl-C ends it

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tf4slurm.cli.options import JobVerb, given, job_options, read_options, site_option
+from tf4slurm.cli.options import JobVerb, given, isolated_option, job_options, read_options, site_option
 from tf4slurm.cli.shared import note
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
@@ -28,11 +28,7 @@ from tf4slurm.system.variables import ANSWER_VARIABLE, RUN_NAME_VARIABLE
     ),
 )
 @click.option("--local", is_flag=True, help="Start local processes even inside a Slurm allocation.")
-@click.option(
-    "--isolated",
-    is_flag=True,
-    help="Run local processes in a network of their own, which has only loopback: no other host or user reaches them.",
-)
+@isolated_option
 @site_option
 @job_options("run", BatchSpec, ["grid", "at_most"])
 @job_options("run")

@@ -27,11 +27,11 @@ _ADVICE_SHARED = "Choose a directory on a file system that all nodes share, with
 _PROBE_BYTES = 64 * 1024
 _LARGE_SKEW_SECONDS = 2.0
 _VISIBLE_SECONDS = 5.0  # NFS caches directories for some seconds
+_MAX_PORTS = 4096  # maximum number of ports tested, in half a second
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 # Measured: each of 3 tasks has 13 files open, plus one per additional task. With a limit of 40 the tasks run. With a
 # limit of 24 no task starts.
 _FEW_FILES, _TOO_FEW_FILES = 1024, 64
-_MAX_PORTS = 64  # maximum number of ports tested
 
 
 def check_host(
@@ -198,7 +198,7 @@ def _check_open_files() -> Finding:
 
 
 def _check_ports(candidates: Sequence[int]) -> Finding:
-    """Check that at least one port of `candidates` is free on this host. Only the first 64 are tried.
+    """Check that at least one port of `candidates` is free on this host. Of more than 4,096, only the first are tried.
 
     Without candidates, check that any port can be bound.
     """
@@ -211,6 +211,8 @@ def _check_ports(candidates: Sequence[int]) -> Finding:
     if not candidates:
         return Finding("ok", "free ports", "ports can be bound")
     text = f"{num_free} of {len(tried)} ports ({format_ranges(tried)}) are free"
+    if left := len(candidates) - len(tried):
+        text += f"; the other {left} were not tried"
     if not num_free:
         return Finding("fail", "free ports", text, "Give --ports another range, or omit it.")
     return Finding("ok", "free ports", text)

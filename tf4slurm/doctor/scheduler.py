@@ -66,7 +66,9 @@ def _check_slurm(allocation: SlurmAllocation | None, settings: Mapping[str, Sett
     try:
         client = commands.query_client_version(timeout_seconds=_TIMEOUT_SECONDS)
     except LaunchError as error:
-        text = f"Slurm's programs are installed, but have no cluster: {_one_line(error)}"
+        text = f"Slurm's programs do not work on this host: {_one_line(error)}"
+        if commands.has_no_cluster(error.stderr):
+            text = "Slurm's programs are installed, but have no cluster"
         advice = "Jobs run as local processes. Slurm needs its slurm.conf, in /etc/slurm or named by SLURM_CONF."
         return [Finding("warn" if allocation is None else "fail", "slurm", text, advice)]
     try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tf4slurm.errors import JobStateError, LaunchError
-from tf4slurm.jobs.formatting import format_count
+from tf4slurm.jobs.formatting import as_sentence, format_count
 from tf4slurm.jobs.registry import KnownJob, find_run_directories, register_cancelled
 from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus
@@ -265,7 +265,7 @@ def _unclear(status: JobStatus) -> Sequence[JobStatus]:
 
 def _unclear_error(known: KnownJob, status: JobStatus, why: str) -> JobStateError:
     name = _unclear(status)[0].name
-    text = f"It is unknown whether {name} still runs, {why}. {status.reason} {' '.join(status.warnings)}"
+    text = f"It is unknown whether {name} still runs, {why}. {as_sentence(status.reason)} {' '.join(status.warnings)}"
     return JobStateError(" ".join(text.split()), job=known.name, state=status.state)
 
 

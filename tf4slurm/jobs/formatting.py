@@ -18,6 +18,11 @@ def make_visible(text: object) -> str:
     return _INVISIBLE.sub("\ufffd", str(text))
 
 
+def as_sentence(text: str) -> str:
+    """Return the text with a full stop at its end, unless it is empty or ends with one, "!" or "?"."""
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration such as "0.4 s", "12 s", "3 min 20 s", "2 h 05 min" or "3 d 4 h"."""
     if seconds < 0:

@@ -18,6 +18,8 @@ def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
     found = [meaning for pattern, meaning in _KNOWN if re.search(pattern, text)]
     if {_GPU_MEMORY, _SLURM_MEMORY} & set(found) and _MEMORY in found:
         found.remove(_MEMORY)
+    if _LINE_ENDINGS in found and _NO_FILE in found:
+        found.remove(_NO_FILE)
     if returncode == -signal.SIGKILL and not {_MEMORY, _GPU_MEMORY, _SLURM_MEMORY} & set(found):
         found.append(_KILLED)
     elif returncode in _CRASHES:
@@ -45,6 +47,11 @@ _KILLED = (
     "or somebody killed the process."
 )
 _CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL))
+_LINE_ENDINGS = (
+    "A script has the line endings of Windows (CRLF), so that the name of a program or file in it ends with a carriage "
+    "return. Convert the script: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT."
+)
+_NO_FILE = "A file does not exist on that host: check its path, and that all hosts share its file system."
 _KNOWN = (
     (
         r"keras/src/[\s\S]*create_per_worker_dataset",
@@ -188,8 +195,15 @@ _KNOWN = (
     ),
     (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
     (
+        # Produced with scripts whose lines end with CRLF: env of coreutils 9.1, bash 5.2 and Python 3.11; the last: bash
+        # before 5.2, https://stackoverflow.com/questions/14219092
+        r"\\r['’]: (\[Errno 2\] )?(No such file or directory|command not found)|unexpected token `\$'\w*\\r'"
+        r"|\^M: bad interpreter",
+        _LINE_ENDINGS,
+    ),
+    (
         r"No such file or directory(?!: 'nvidia-smi')",
-        "A file does not exist on that host: check its path, and that all hosts share its file system.",
+        _NO_FILE,
     ),
     (
         # Produced with TensorFlow 2.21: dataset functions with arrays of 2.25 GB, and of two times 1.2 GB.

@@ -24,7 +24,7 @@ from pathlib import Path
 from tf4slurm.cluster import Task
 from tf4slurm.errors import LaunchError, NoLogsError, UnknownTaskError
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
-from tf4slurm.jobs.formatting import format_list
+from tf4slurm.jobs.formatting import as_sentence, format_list
 from tf4slurm.jobs.registry import KnownJob, find_run_directories
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
 from tf4slurm.jobs.status import JobStatus
@@ -94,7 +94,10 @@ def find_logs_of_job(job: KnownJob, patterns: Sequence[str] = ()) -> list[LogFil
 
 
 def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> list[LogFile]:
-    """Return the logs in `runs` of the tasks that match a pattern such as "worker/*". Without patterns, return all."""
+    """Return the logs in `runs` of the tasks that match a pattern such as "worker/*". Without patterns, return all.
+
+    A role, such as "worker", matches all its tasks.
+    """
     found = []
     for number, run in enumerate(runs, start=1):
         with contextlib.suppress(OSError):
@@ -103,9 +106,13 @@ def find_logs(runs: Sequence[RunDirectory], patterns: Sequence[str] = ()) -> lis
                 if match is None:
                     continue
                 task = Task(match["role"], int(match["index"]))
-                if not patterns or any(fnmatch.fnmatchcase(str(task), pattern) for pattern in patterns):
+                if not patterns or any(_matches(task, pattern) for pattern in patterns):
                     found.append(LogFile(number, int(match["attempt"]), task, path))
     return sorted(found)
+
+
+def _matches(task: Task, pattern: str) -> bool:
+    return pattern == task.task_type or fnmatch.fnmatchcase(str(task), pattern)
 
 
 def read_logs(
@@ -252,7 +259,7 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
         text = f"No task of {job.name} matches {' '.join(patterns)}.{similar} It has: {listed}."
         return UnknownTaskError(text, tasks=tasks)
     (status,) = StatusReader([job]).read()
-    text = f"{job.name} has no logs: it is {status.state}. {status.reason}"
+    text = f"{job.name} has no logs: it is {status.state}. {as_sentence(status.reason)}"
     return NoLogsError(f"{text.rstrip()} {_advise_without_logs(job, status.state)}".rstrip())
 
 

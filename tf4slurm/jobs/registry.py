@@ -35,6 +35,7 @@ _MAX_JOBS = 1_000
 _MOST_LISTED = 3
 _MAX_DIGITS = 9  # of the index of an element
 _INSTEAD = "Or give the path of a run directory."
+_START_TIME = re.compile(r"-\d{8}-\d{6}(-\d+)?(_\d+)?\Z")  # in the name of a local job, a sweep or its element
 _LATER_RUN = re.compile(r"(?P<name>.+)-(?P<number>\d+)", re.DOTALL)
 
 
@@ -81,6 +82,13 @@ class KnownJob:
         """The name of the job. For an element of a Slurm array it is the name of the array."""
         index = None if self.slurm_id is None else self.slurm_id.element
         return self.name if index is None else self.name.removesuffix(f"_{index}")
+
+    @property
+    def given_name(self) -> str:
+        """The name that was given with --name or comes from the script: `whole_name` without the id or start time."""
+        if self.slurm_id is not None:
+            return self.whole_name.removesuffix(f"-{self.slurm_id.number}")
+        return _START_TIME.sub("", self.whole_name)
 
     @property
     def elements(self) -> tuple[KnownJob, ...]:
@@ -270,8 +278,9 @@ def _has_valid_ids(job: KnownJob) -> bool:
 def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     """Return the job with this Slurm job id, name or run directory path. None stands for the latest registered job.
 
-    ID_k and NAME_k stand for an element of a job array, and ID_[3-9] for several. A component of a heterogeneous job
-    (ID+1) stands for the whole job.
+    A name without id or start time (`KnownJob.given_name`) stands for the latest registered job of that name. ID_k and
+    NAME_k stand for an element of a job array, and ID_[3-9] for several. A component of a heterogeneous job (ID+1)
+    stands for the whole job.
 
     A `text` without a slash may be the name of a directory that another user has made. It is used only if no registered
     job has this id or name.
@@ -292,6 +301,8 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if found is None:
         with contextlib.suppress(ValueError):
             found = _find_by_id(JobId.parse(text), jobs)
+    if found is None:
+        found = _find_by_given_name(text, jobs)
     if found is not None:
         return found
     if by_path is not None:
@@ -301,7 +312,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if not jobs:
         known = " This user has not started any job."
     raise UnknownJobError(
-        f"There is no job {text!r}.{known} Give a Slurm job id, a name with its id (train-4711) or a run directory; "
+        f"There is no job {text!r}.{known} Give a Slurm job id, a name (train-4711, or train for the latest one) or a run directory; "
         '"tf4slurm list" shows them.',
         job=text,
     )
@@ -320,6 +331,17 @@ def _find_by_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
             whole = _with_parts(job, jobs) if job.name == job.whole_name else _find_by_id(job.slurm_id.whole, jobs)
             assert whole is not None
             return _select(whole, named[job.whole_name])
+    return None
+
+
+def _find_by_given_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
+    """Return the latest job that was given this name, or of it the element k, if `text` is NAME_k."""
+    name, _, index = text.rpartition("_")
+    for job in jobs:
+        if job.given_name == text:
+            return _find_by_name(job.whole_name, jobs)
+        if job.given_name == name and index.isdecimal() and len(index) <= _MAX_DIGITS:
+            return _find_by_name(f"{job.whole_name}_{index}", jobs)
     return None
 
 

@@ -20,6 +20,7 @@ from tf4slurm.spec.job_spec import ACTIVE_ENVIRONMENT, JobSpec
 
 logger = logging.getLogger(__name__)
 
+_MAX_SHEBANG = 4096  # bytes; Linux reads 256
 _SCRIPT_ENDINGS = (".py", ".sh")
 _PRINTS_AND_EXITS = frozenset(("--help", "--version", "--help-all", "--help-env", "--help-xoptions"))
 _TENSORFLOWS_RESOLVER = re.compile(
@@ -123,12 +124,34 @@ def _check_program(command: Sequence[str]) -> None:
     if shutil.which(program) is None:
         if os.path.exists(program):
             text = f'is not executable. Start it with its interpreter, such as "python {program}", or chmod +x it.'
+        elif len(words := program.split()) > 1:
+            line = shlex.join([*words, *command[1:]])
+            text = f"does not exist: these are several words in quotes. Remove the quotes, such as -- {line}"
         else:
             text = "does not exist. Check its name, or the environment that should provide it."
         raise CommandError(f"The program {program!r} {text}", command=command)
+    _check_line_endings(shutil.which(program) or program, command)
     script = _find_script(command)
     if script and script.endswith(_SCRIPT_ENDINGS) and not os.path.isfile(script):
         raise CommandError(f"The script {script!r} does not exist in {os.getcwd()}. Check its path.", command=command)
+
+
+def _check_line_endings(path: str, command: Sequence[str]) -> None:
+    """Refuse a program whose first line, such as "#!/usr/bin/env python3", ends with a carriage return.
+
+    Linux takes that character for a part of the interpreter's name.
+    """
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(_MAX_SHEBANG)
+    except OSError:  # it may be executed, but not read
+        return
+    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+        raise CommandError(
+            f"The script {command[0]!r} has the line endings of Windows (CRLF), so its first line names a program that "
+            f"does not exist. Convert it: dos2unix {shlex.quote(path)}, or sed -i 's/\\r$//' {shlex.quote(path)}",
+            command=command,
+        )
 
 
 def _find_script(command: Sequence[str]) -> str | None:

@@ -56,6 +56,12 @@ _MAX_IDS = 1000  # in one query: Linux allows 128 KB for an argument
 _TRANSITIONAL = "transitional state"  # scancel --verbose, before it sends a signal again
 _PROGRAMS = ("srun", "sbatch", "scontrol", "squeue", "scancel")
 _STEP = re.compile(r"^(\d\S*\.\d+)\s*$", re.MULTILINE)  # not "4711.batch"
+# Slurm 22.05 and 24.11 without slurm.conf: they look for the controller in DNS, and print each failed step.
+_NO_CLUSTER = re.compile(r"Could not establish a configuration source|fetch_config: DNS SRV lookup failed")
+_NO_CLUSTER_TEXT = (
+    "Slurm's programs on this host have no cluster, because they find no slurm.conf. Use a host of the cluster, such as "
+    "its login node, or name the file with SLURM_CONF."
+)
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 
 
@@ -103,8 +109,15 @@ def run_program(
     if done.returncode != 0:
         words = done.stderr.strip()[-500:] or "it wrote no error message"
         message = f"{line} exited with code {done.returncode}: {words}"
+        if has_no_cluster(done.stderr):
+            message = f"{line} failed: {_NO_CLUSTER_TEXT}"
         raise LaunchError(message, command=command, returncode=done.returncode, stderr=done.stderr)
     return done
+
+
+def has_no_cluster(stderr: str) -> bool:
+    """Return whether a program of Slurm has failed because it has no slurm.conf, and so no cluster."""
+    return _NO_CLUSTER.search(stderr) is not None
 
 
 def _shorten(command: Sequence[str]) -> str:

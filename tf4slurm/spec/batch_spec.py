@@ -15,6 +15,7 @@ from typing import Any, Literal
 from tf4slurm.cluster import placeholders_in
 from tf4slurm.errors import OptionError
 from tf4slurm.placement import sum_text
+from tf4slurm.spec.durations import parse_time_limit
 from tf4slurm.spec.job_spec import JobSpec, check_exclusive
 from tf4slurm.spec.options import option, options_by_key, options_of
 from tf4slurm.spec.points import (
@@ -32,8 +33,6 @@ from tf4slurm.spec.points import (
 _OPTION = re.compile(r"[a-z][a-z0-9-]*[a-z0-9]")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _JOB = re.compile(r"\d+(_\d+)?")
-_SLURM_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-_TIME = re.compile(r"((?P<days>\d+)d)?((?P<hours>\d+)h)?((?P<minutes>\d+)m)?((?P<seconds>\d+)s)?")
 _LINE_LABEL = "arguments"  # the name of the label that shows a line of --array-args
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 
@@ -45,23 +44,6 @@ def own_program() -> tuple[str, ...]:
     """
     program = shutil.which("tf4slurm", path=str(Path(sys.executable).parent))
     return (program,) if program else (sys.executable, "-m", "tf4slurm")
-
-
-def _parse_time(text: str) -> str:
-    """Convert a time limit such as "90m", "8h" or "1d12h" to Slurm's format. Slurm's own formats are kept."""
-    if not text or _SLURM_TIME.fullmatch(text):
-        return text
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a time limit. Expected Slurm's format, such as 90 (minutes), 1:30:00 or 2-12:00:00, or "
-            "such as 90m, 8h or 2d."
-        )
-    days, hours, minutes, seconds = (int(match[unit] or 0) for unit in ("days", "hours", "minutes", "seconds"))
-    minutes, seconds = minutes + seconds // 60, seconds % 60
-    hours, minutes = hours + minutes // 60, minutes % 60
-    days, hours = days + hours // 24, hours % 24
-    return f"{days}-{hours:02}:{minutes:02}:{seconds:02}" if days else f"{hours}:{minutes:02}:{seconds:02}"
 
 
 def _sbatch(help: str, *flags: str, **declaration: Any) -> Any:
@@ -100,7 +82,7 @@ class BatchSpec(JobSpec):
     time: str | int = _sbatch(
         "Time limit in Slurm's format, such as 1:30:00 or 2-12:00:00, or such as 90m, 8h or 2d.",
         "-t",
-        parse=_parse_time,
+        parse=parse_time_limit,
         group="Time and recovery",
     )
     constraint: str = _sbatch("Features that the nodes must have.", "-C", group="Resources")

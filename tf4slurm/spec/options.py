@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tf4slurm.errors import OptionError
+from tf4slurm.spec.durations import parse_seconds
 
 _METADATA = "option"
+SECONDS_SUFFIX = "_seconds"
+"""The end of the names of all options whose value is a time in seconds."""
 Group = Literal[
     "Roles", "Resources", "Network", "Time and recovery", "Files", "Environment", "Slurm", "Advanced", "Options"
 ]
@@ -79,8 +82,7 @@ class Option:
         if self.default not in (None, "", (), False) and "[default:" not in self.help:
             object.__setattr__(self, "help", f"{self.help} [default: {self.to_text(self.default)}]")
         if not self.metavar:
-            is_seconds = self.name.endswith("_seconds")
-            found = "SECONDS" if is_seconds else "|".join(self.choices) or _METAVARS.get(self.kind, "TEXT")
+            found = "SECONDS" if self.is_seconds else "|".join(self.choices) or _METAVARS.get(self.kind, "TEXT")
             object.__setattr__(self, "metavar", found)
 
     @property
@@ -92,6 +94,11 @@ class Option:
     def keys(self) -> tuple[str, ...]:
         """`key` and the other long names of the option."""
         return (self.key, *(flag[2:] for flag in self.flags if flag.startswith("--")))
+
+    @property
+    def is_seconds(self) -> bool:
+        """Whether the value is a time in seconds. As text it may have units, such as "5m"."""
+        return self.name.endswith(SECONDS_SUFFIX)
 
     @property
     def is_switch(self) -> bool:
@@ -146,6 +153,8 @@ class Option:
             if str(value).lower() not in _BOOLS:
                 raise ValueError(f"{value!r} is not true or false.")
             return _BOOLS[str(value).lower()]
+        if self.is_seconds and isinstance(value, str):
+            return parse_seconds(value)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if isinstance(value, (str, self.kind)) or (is_number and self.kind in (float, str)):
             with contextlib.suppress(ValueError):
@@ -178,7 +187,7 @@ def option(default: Any, help: str, **declaration: Any) -> Any:
 
 def key_of(name: str) -> str:
     """Return the long name of an option, such as "grace-period" for the field `grace_period_seconds`."""
-    return name.removesuffix("_seconds").replace("_", "-")
+    return name.removesuffix(SECONDS_SUFFIX).replace("_", "-")
 
 
 def options_of(cls: type) -> Mapping[str, Option]:

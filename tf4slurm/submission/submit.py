@@ -19,7 +19,7 @@ from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.network.ports import format_ranges
-from tf4slurm.slurm.commands import find_jobs_with_comment, query_site, run_program
+from tf4slurm.slurm.commands import find_jobs_with_comment, has_no_cluster, query_site, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
@@ -105,8 +105,7 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str], ele
     job_id = submit_script(text, environ, directory, options)
     labels = {each.index: each.labels for each in job.array}
     array = [ArrayElement(index, labels.get(index, job.labels)) for index in elements]
-    number = job.slurm_id.number if job.slurm_id is not None else ""
-    name = f"{job.whole_name.removesuffix(f'-{number}')}-{job_id}"
+    name = f"{job.given_name}-{job_id}"
     again = register_job(name, script.parent, environ, str(job_id), array)
     with contextlib.suppress(OSError):
         os.link(script, again.batch_script)
@@ -297,6 +296,8 @@ def _run(
         if isinstance(error.__cause__, OSError):
             kind: type[LaunchError] = LaunchError
             message = f'{error} Submit from a host that has them, or submit the output of "tf4slurm script" there.'
+        elif has_no_cluster(error.stderr):
+            kind, message = LaunchError, f"{error} To run the job on this host: tf4slurm run."
         elif error.returncode < 0:
             kind, message = RefusedError, str(error)
         else:
