@@ -40,12 +40,15 @@ _Processes = Sequence[_Process]
 _Rule = Callable[[_Processes, _Processes], Any]
 
 
-def _maximum_step(live: _Processes, ended: _Processes) -> int | None:
-    steps = [each.state.step for each in live if each.state.step is not None]
-    if steps:
-        return max(steps)
-    stepped = [each for each in ended if each.state.step is not None]
-    return max(stepped, key=lambda each: each.last_change("step")).state.step if stepped else None
+def _of_furthest(name: str) -> _Rule:
+    def choose(live: _Processes, ended: _Processes) -> Any:
+        stepped = [each for each in live if each.state.step is not None]
+        if stepped:
+            return getattr(max(stepped, key=lambda each: each.state.step or 0).state, name)
+        stepped = [each for each in ended if each.state.step is not None]
+        return getattr(max(stepped, key=lambda each: each.last_change("step")).state, name) if stepped else None
+
+    return choose
 
 
 def _latest_metrics(live: _Processes, ended: _Processes) -> tuple[tuple[str, float], ...]:
@@ -134,7 +137,11 @@ def _all_helpers(live: _Processes, ended: _Processes) -> bool:
 
 
 RULES: Mapping[str, tuple[_Rule, str]] = {
-    "step": (_maximum_step, "The highest step of live processes. If none has a step, that of the last that ended."),
+    "step": (
+        _of_furthest("step"),
+        "The highest step of live processes. If none has a step, that of the last that ended.",
+    ),
+    "steps_per_second": (_of_furthest("steps_per_second"), "That of the same process."),
     "metrics": (_latest_metrics, "The last value of each name that any process has reported."),
     "handles_stop": (_any_handles_stop, "Whether a live process handles stop requests."),
     "has_saved": (_all_have_saved, "Whether a process has saved, and all live processes that handle the stop have."),

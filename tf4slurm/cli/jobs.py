@@ -16,6 +16,7 @@ import click
 from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.shared import Verb, fit_table, job_argument, note, paint
+from tf4slurm.control.step_rate import MEANING
 from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
 from tf4slurm.jobs.formatting import as_sentence, format_count, format_number, shorten_in_the_middle
 from tf4slurm.jobs.registry import KnownJob
@@ -113,6 +114,8 @@ def _describe(job: JobStatus) -> list[str]:
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
         lines += [f"{format_count(job.workers_left, 'worker')} joined and left again."] if job.workers_left else []
+    if not job.has_ended and any(task.steps_per_second is not None for task in job.tasks):
+        lines.append(f"STEP/S: {MEANING}")
     if variables := describe_variables(job.tasks):
         lines.append(f"Variables: {variables}.")
     lines += [

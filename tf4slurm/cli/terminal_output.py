@@ -9,11 +9,12 @@ from typing import Any
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.state import JobState
 from tf4slurm.errors import COMPLETED, FAILED, describe_end
-from tf4slurm.jobs.formatting import format_count, format_table
+from tf4slurm.jobs.formatting import format_count, format_number, format_table
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Event, ResultFile, TaskStatus
 from tf4slurm.launch.result_files import Result
 from tf4slurm.launch.terminal_output import TerminalOutput
+from tf4slurm.reports.metrics import choose_loss
 from tf4slurm.system.output import LineWriter
 
 _DRAW_SECONDS = 0.1
@@ -102,7 +103,7 @@ class LiveOutput(PlainOutput):
     def _describe(self, state: JobState | None) -> str:
         """Return the job's phase and how many tasks have completed it, such as "importing 3/4".
 
-        `state` is None before the first event.
+        The furthest step and the last loss follow, if they are known. `state` is None before the first event.
         """
         if state is None:
             return f"rendezvous 0/{self._num_tasks}"
@@ -118,7 +119,20 @@ class LiveOutput(PlainOutput):
             done = state.tasks.count("running") - sum(record.is_importing(now) for record in state.tasks)
         else:
             done = state.tasks.count("ready" if phase == "checking" else "running")
-        return f"{phase} {done}/{self._num_tasks}"
+        return f"{phase} {done}/{self._num_tasks}{_describe_progress(state)}"
+
+
+def _describe_progress(state: JobState) -> str:
+    """Return the furthest step that a task has reported and the last loss as text, such as "  step 1,200  loss 0.25".
+
+    The loss is that of the chief, or else of the first task that has reported one, as in `JobStatus.metrics`.
+    """
+    scripts = [record.observed.script for record in state.tasks.in_order()]
+    steps = [script.step for script in scripts if script.step is not None]
+    metrics = next((dict(script.metrics) for script in scripts if script.metrics), {})
+    loss = choose_loss(metrics)
+    text = f"  step {max(steps):,}" if steps else ""
+    return text if loss is None else f"{text}  {loss} {format_number(metrics[loss])}"
 
 
 class _ConsoleStream:

@@ -7,7 +7,6 @@ not stop the job: events.jsonl ends at the first error, and the other two contin
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from tf4slurm.cluster import Task
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.records import TaskRecord
 from tf4slurm.control.state import JobState
+from tf4slurm.control.step_rate import RATE_SECONDS
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory, open_to_append
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 _STATUS_SECONDS = 2.0
 _TASKS_PER_SECOND = 100  # limit of the sampling rate: 1,000 tasks are sampled every 10 s
-_RATE_SECONDS = 20.0  # averaging period of steps per second
 _COUNTERS = ("memory_bytes", "cpu_seconds", "sent_bytes", "received_bytes")  # null in a sample if they are 0
 
 
@@ -177,28 +176,24 @@ def _round(seconds: float | None) -> float | None:
 
 
 class Progress:
-    """The training steps of one task over the last 20 s."""
+    """The times at which the launcher has seen a task's step change."""
 
     def __init__(self) -> None:
+        self._step: int | None = None
         self._changed_at: float | None = None
-        self._steps: collections.deque[tuple[float, int]] = collections.deque()
+        self._interval = 0.0  # between the last two changes
 
     def note(self, step: int | None, now: float) -> None:
-        if step is None or (self._steps and step < self._steps[-1][1]):  # the script was restarted
-            self._steps.clear()
         if step is None:
             self._changed_at = None
-            return
-        if not self._steps or step != self._steps[-1][1]:
+        elif step != self._step or self._changed_at is None:
+            self._interval = 0.0 if self._changed_at is None else now - self._changed_at
             self._changed_at = now
-        self._steps.append((now, step))
-        while len(self._steps) > 2 and now - self._steps[1][0] > _RATE_SECONDS:
-            self._steps.popleft()
+        self._step = step
 
-    def rate(self, now: float) -> float | None:
-        if not self._steps or now <= self._steps[0][0]:
-            return None
-        return round((self._steps[-1][1] - self._steps[0][1]) / (now - self._steps[0][0]), 2)
+    def is_overdue(self, now: float) -> bool:
+        """Return whether the task has made no new step for 20 s, and for twice the time that the last one took."""
+        return self._changed_at is not None and now - self._changed_at > max(RATE_SECONDS, 2 * self._interval)
 
     def seconds_since_step(self, now: float) -> float | None:
         return None if self._changed_at is None else round(now - self._changed_at, 1)
@@ -209,8 +204,10 @@ def describe_task(
 ) -> TaskStatus:
     """Return the state of a task for status.json and result.json. `started_at` and `now` are job times in seconds.
 
-    `progress` adds the steps per second and the seconds since the last new step, which are null otherwise.
+    `progress` adds the steps per second, which are 0 when a step is overdue, and the seconds since the last new step.
+    Without it, both are null.
     """
+    rate = None if progress is None else record.observed.script.steps_per_second
     progress = progress or Progress()
     observed = record.observed
     script = observed.script
@@ -234,7 +231,7 @@ def describe_task(
         started_seconds=since_start(record.started_at),
         ended_seconds=since_start(record.ended_at),
         step=script.step,
-        steps_per_second=progress.rate(now),
+        steps_per_second=0.0 if rate is not None and progress.is_overdue(now) else rate,
         seconds_since_step=progress.seconds_since_step(now),
         metrics=dict(script.metrics),
         variable_bytes=tasks.variable_bytes(record),

@@ -122,7 +122,9 @@ class TaskStatus:
         started_seconds: Last start of its child process, in seconds since the job's start.
         ended_seconds: End of its last child process, in seconds since the job's start.
         step: Last training step that the script reported.
-        steps_per_second: Mean steps per second over the last 20 s.
+        steps_per_second: New steps divided by the time between the script's reports of them, over the last 20 s, or
+            between the last two reports if that is longer. The time before the second report does not count. 0 if no
+            new step came for 20 s, and for twice the time between the last two.
         seconds_since_step: Seconds since the last new step.
         metrics: Last value of each metric that the script reported. NaN and infinity are null.
         variable_bytes: Bytes of the variables on a ps; null if the chief's script makes its strategy without tf4slurm.

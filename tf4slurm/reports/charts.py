@@ -13,6 +13,7 @@ from tf4slurm.reports.summary import MAX_POINTS, JobSummary, Values, combine, me
 from tf4slurm.reports.timeline import task_type_of
 
 MAX_LINES_PER_ROLE = 6
+STEPS_CHART = "Steps per second"
 _MAX_POINTS_PER_LINE = 1000
 
 Point = tuple[float, float, float, float]
@@ -60,6 +61,11 @@ class Chart:
     end: float | None = None
     reading: str = ""
 
+    @property
+    def has_curve(self) -> bool:
+        """Whether a line has two values or more. A chart with a single value shows nothing."""
+        return any(sum(map(_is_drawn, line.values)) > 1 for line in self.lines)
+
     def to_json(self) -> str:
         """Return the chart as JSON for page.js.
 
@@ -88,13 +94,17 @@ def _line_to_json(line: Line) -> dict[str, object]:
 
 def _round(values: Iterable[float | None]) -> list[float | None]:
     """Return the values with 6 significant digits. Values that are not finite become None."""
-    return [float(f"{value:.6g}") if value is not None and math.isfinite(value) else None for value in values]
+    return [float(f"{value:.6g}") if value is not None and _is_drawn(value) else None for value in values]
+
+
+def _is_drawn(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> list[Chart]:
     """Return the charts of a job: metrics over steps, then speed and resources over time.
 
-    Charts without values are left out. If a role has more than `max_lines` tasks with values, a chart shows one line
+    Charts without values are left out, but not those with a single one (`Chart.has_curve`). If a role has more than `max_lines` tasks with values, a chart shows one line
     for all of them, the mean, with a band from the lowest to the highest value.
     """
     curves = summary.curves
@@ -107,7 +117,7 @@ def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> lis
 
     charts = [
         *(_metric_chart(name, series, end, max_lines) for name, series in summary.metrics.series.items()),
-        Chart("Steps per second", "steps/s", make_point_lines(rates, max_lines), end),
+        Chart(STEPS_CHART, "steps/s", make_point_lines(rates, max_lines), end),
         over_time("GPU use per task", "%", curves.gpu_percent),
         over_time("GPU memory per task", "B", curves.gpu_memory),
         over_time("Memory per task", "B", curves.memory),

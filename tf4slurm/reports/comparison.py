@@ -38,7 +38,7 @@ def compare(first: JobSummary, second: JobSummary, names: Sequence[str]) -> Mark
         names=names,
         rows=[*_rows([_facts(job, each) for job, each in zip(jobs, charts, strict=True)])],
         options=[*_rows([_options(job) for job in jobs], is_different=True)],
-        charts=_merge(names, charts),
+        charts=[each for each in _merge(names, charts) if each.has_curve],
     )
 
 

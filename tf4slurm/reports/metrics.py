@@ -33,6 +33,16 @@ def is_lower_better(metric: str) -> bool | None:
     return False if words & _HIGHER_IS_BETTER else None
 
 
+def choose_loss(metrics: Iterable[str]) -> str | None:
+    """Return the metric that shows best whether training works, by its name, or None without a loss or error.
+
+    "loss" is preferred, then the first loss, then the first metric whose lower values are better.
+    """
+    names = list(metrics)
+    losses = [name for name in names if "loss" in {word.lower() for word in _WORD.findall(name)}]
+    return next((name for name in ("loss", *losses, *filter(is_lower_better, names)) if name in names), None)
+
+
 def choose_best(metric: str, values: Iterable[float]) -> float | None:
     """Return the best of the values of a metric: the lowest if lower ones are better, else the highest.
 
@@ -106,7 +116,7 @@ class ReportedMetrics:
         series: The series by metric and task (such as "worker/0"), of the first 24 metrics.
         num_metrics_left_out: Number of further metrics, which have no series.
         step_rates: Points by task, with steps per second as their values. Each value is the mean rate since the point
-            before it. The first step that a task reported, and the first one after a restart, have no point.
+            before it. The first reports of a task, and those after a restart, have no point (see `StepRate`).
         not_finite: When a metric of a task was NaN or infinite for the first time, in seconds since the start of the
             job, by metric and task.
     """
@@ -157,19 +167,34 @@ def _points(entry: StepMetrics, seconds: float, attempt: int) -> Iterable[tuple[
 def _step_rates(steps: Sequence[MetricPoint]) -> list[MetricPoint]:
     """Return at most 240 points whose values are steps per second of one task, each a mean over at least 1 s.
 
+    As in `StepRate`, the time from the first report of a process to the second counts only if there is no third.
     `steps` has a point for each step that the task reported, without values.
     """
     rates: list[MetricPoint] = []
     interval = max(_MIN_RATE_SECONDS, (steps[-1].seconds - steps[0].seconds) / _MAX_RATES)
-    before = steps[0]
-    for point in steps:
-        assert point.step is not None
-        assert before.step is not None
-        seconds, increase = point.seconds - before.seconds, point.step - before.step
-        if increase < 0 or point.attempt != before.attempt:  # the script was restarted
-            before = point
-        elif seconds >= interval:
-            rate = increase / seconds
-            rates.append(point._replace(value=rate, low=rate, high=rate))
-            before = point
+    for run in _split_at_restarts(steps):
+        before, *later = run[1:] if len(run) > 2 else run
+        for point in later:
+            assert point.step is not None
+            assert before.step is not None
+            seconds = point.seconds - before.seconds
+            if seconds >= interval:
+                rate = (point.step - before.step) / seconds
+                rates.append(point._replace(value=rate, low=rate, high=rate))
+                before = point
     return rates
+
+
+def _split_at_restarts(steps: Sequence[MetricPoint]) -> list[list[MetricPoint]]:
+    """Split the reports of a task where its script was restarted: at a new attempt, and where the steps go back.
+
+    Of a step that was reported several times in a row, only the first report is kept.
+    """
+    runs: list[list[MetricPoint]] = []
+    for point in steps:
+        before = runs[-1][-1] if runs else None
+        if before is None or point.attempt != before.attempt or (point.step or 0) < (before.step or 0):
+            runs.append([point])
+        elif point.step != before.step:
+            runs[-1].append(point)
+    return runs

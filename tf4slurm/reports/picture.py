@@ -44,7 +44,8 @@ def make_picture(summary: JobSummary, suffix: str, *, is_short: bool = False) ->
             "report as .html.",
             package="matplotlib",
         ) from error
-    charts = [each for each in make_charts(summary) if not is_short or each.unit in ("", "steps/s")]
+    charts = [each for each in make_charts(summary) if each.has_curve]
+    charts = [each for each in charts if not is_short or each.unit in ("", "steps/s")]
     rows, bands = choose_rows(summary.timeline.tasks, summary.cause)
     heights = [_AXIS_HEIGHT + _ROW_HEIGHT * (len(rows) + 4 * len(bands)), *[_CHART_HEIGHT] * math.ceil(len(charts) / 2)]
     options: Any = {"text.parse_math": False, "svg.hashsalt": "tf4slurm", "font.size": 9}

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from tf4slurm.control.step_rate import MEANING
 from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED
 from tf4slurm.jobs.formatting import format_bytes, format_count, format_number, format_seconds, make_visible
 from tf4slurm.jobs.logs import find_logs
@@ -24,13 +25,14 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, ResultFile
 from tf4slurm.jobs.status import describe_variables
 from tf4slurm.reports.advice import explain_failure, give_advice
-from tf4slurm.reports.charts import make_charts
+from tf4slurm.reports.charts import STEPS_CHART, make_charts
 from tf4slurm.reports.summary import JobSummary, JobUsage, TaskUsage, mean, measured, peak
 from tf4slurm.reports.timeline import STATES, Timeline
 from tf4slurm.reports.timeline_chart import MARK_MEANINGS, TimelineChart, choose_rows, describe_grouping
 
 _UPLOT = "vendor/uPlot-1.6.32"
 _TEMPLATES = Path(__file__).parent / "templates"
+_RATE = "steps per second"
 _SHORT_START = 0.15  # a start that takes a smaller share of the job gets a second timeline
 _SOFTWARE = {"python": "Python", "tensorflow": "TensorFlow", "keras": "Keras"}
 _ACTIVITIES = {
@@ -106,6 +108,7 @@ def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
     outcome, style = describe_outcome(summary)
     job, path = summary.job, summary.run.path
     job_id = f"job {job.job_id}" if job.job_id else None
+    facts, charts = dict(describe_job(summary)), make_charts(summary)
     return render(
         "report.html",
         summary=summary,
@@ -114,7 +117,8 @@ def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
         name=job.name or path.name,
         subtitle=" · ".join(str(each) for each in (job_id, _describe_start(job.started), path) if each),
         command=shlex.join(job.command),
-        facts=[*describe_job(summary)],
+        facts=facts,
+        rate_meaning=f"Steps per second are {MEANING}" if _RATE in facts else "",
         result=result or ResultFile(),
         explanation=explain_failure(result, summary.usage.allocation) if result and summary.has_failed else [],
         timeline=chart,
@@ -124,7 +128,9 @@ def make_body(summary: JobSummary, directory: Path | None = None) -> Markup:
         mark_meanings={kind: meaning for kind, meaning in MARK_MEANINGS.items() if kind in marks},
         grouping=describe_grouping(*rows),
         waits=[(wait.task, wait.what, format_seconds(wait.seconds), format_seconds(wait.until)) for wait in waits],
-        charts=make_charts(summary),
+        charts=[each for each in charts if each.has_curve],
+        single_values=[f"{each.title}: {each.reading}" for each in charts if each.reading and not each.has_curve],
+        has_rates=any(each.has_curve and each.title == STEPS_CHART for each in charts),
         usage_table=[*_make_usage_table(summary.usage)],
         advice=give_advice(summary.usage, timeline, summary.metrics.not_finite) if summary.has_ended else [],
         missing=[*summary.list_missing_files()],
@@ -205,6 +211,9 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
     steps = [task.step for task in status.tasks if task.step is not None]
     if steps:
         yield "step", f"{max(steps):,}"
+    if rates := [task.steps_per_second for task in status.tasks if task.step and task.steps_per_second is not None]:
+        if result is None and not summary.is_lost:
+            yield _RATE, format_number(max(rates))
     if variables := describe_variables(summary.tasks):
         yield "variables", variables
 

@@ -246,9 +246,9 @@ def choose_shades(values: Iterable[float]) -> dict[float, int]:
 
 
 def plot_curves(found: RunSet, metric: str, colors: Colors) -> Plot | None:
-    """Return the curves of a metric over steps, or None if no run reported it with steps."""
+    """Return the curves of a metric over steps, or None if no run reported it at two steps or more."""
     curves = {n: curve for n, run in enumerate(found.runs) if (curve := run.curves.get(metric))}
-    if not curves:
+    if all(len(curve) < 2 for curve in curves.values()):
         return None
     x = make_axis([step for curve in curves.values() for step, _ in curve], has_margin=False, may_be_log=False)
     y = make_axis([value for curve in curves.values() for _, value in curve])
