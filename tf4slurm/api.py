@@ -369,7 +369,7 @@ def logs(
     """Return the lines that tasks have printed, over all attempts. Each task has one log in each attempt.
 
     Args:
-        tasks: The tasks, such as "chief/0" or "worker/*", or roles such as "worker" for all their tasks. By default all.
+        tasks: The tasks, such as "chief/0" or "worker/*", or roles, such as "worker" for all workers. By default all.
         tail: Number of last lines of each log; None for all lines.
         since: Omit lines before this time, in seconds since 1970, accurate to about a second; overrides `tail`.
         merged: Sort the lines of all tasks by time, accurate to about a second. By default log follows log.

@@ -86,6 +86,13 @@ def test_ports_in_use() -> None:
     assert findings(doctor("--quick", "--json", "--ports", port), "free ports")[0]["level"] == "ok"
 
 
+def test_each_requested_port_is_tried_and_ports_left_out_are_counted() -> None:
+    (found,) = findings(doctor("--quick", "--json", "--ports", "61000-61100"), "free ports")
+    assert "of 101 ports (61000-61100) are free" in found["text"]
+    (found,) = findings(doctor("--quick", "--json", "--ports", "20000-25000"), "free ports")
+    assert "of 4096 ports (20000-24095) are free; the other 905 were not tried" in found["text"]
+
+
 def test_proxy_is_named_without_its_password() -> None:
     proxy = {"https_proxy": f"http://ana:{SECRET}@proxy:3128"}
     done = doctor("--quick", "--json", env=proxy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -73,10 +74,19 @@ def tf4slurm(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("--verbose", "No such option '--verbose' of \"tf4slurm\"."),
         ("cancel", "Which job? Give its id; tf4slurm list shows them."),
         ("resume", "Which job? Give its id; tf4slurm list shows them."),
-        ("wait --timeout soon", "--timeout: 'soon' is not a number."),
+        (
+            "wait --timeout soon",
+            "--timeout: 'soon' is not a time. Expected seconds, or a time with units, such as 90s, 5m,",
+        ),
+        ("cancel --grace-period 1x 1", "--grace-period: '1x' is not a time."),
+        ("run --grace-period 1min --workers 1 -- python train.py", "--grace-period: '1min' is not a time."),
+        (
+            "run --masters 1 --workers 1 -- python train.py",
+            "A job has one chief (TensorFlow 1: master) without an option",
+        ),
         ("test --timeout 0", "--timeout: 0.0 is less than 1."),
         ("logs --tail -1", "--tail: -1 is less than 0."),
-        ("logs --since yesterday", "--since: 'yesterday': expected a time such as 30s, 10m, 2h or 1d."),
+        ("logs --since yesterday", "--since: 'yesterday' is not a time. Expected seconds, or a time with units"),
         ("logs --grep [", "--grep: '[' is not a valid regular expression"),
         ("completion", "SHELL is missing."),
         ("completion csh", "SHELL: 'csh' is not one of 'bash', 'zsh', 'fish'."),
@@ -137,6 +147,56 @@ def test_logs_of_a_task_without_id_are_those_of_the_latest_job(tmp_path: Path) -
     unknown = tf4slurm("logs", "frist", cwd=tmp_path)
     assert unknown.returncode == 5
     assert "Did you mean 'first-" in unknown.stderr
+
+
+def test_command_in_quotes_is_refused_with_the_line_without_them(tmp_path: Path) -> None:
+    done = tf4slurm("run", "--workers", "1", "--", "python train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Remove the quotes, such as -- python train.py\n" in done.stderr
+
+
+def test_script_with_the_line_endings_of_windows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "crlf.py").write_bytes(b"#!/usr/bin/env python3\r\nprint(1)\r\n")
+    (tmp_path / "crlf.py").chmod(0o755)
+    (tmp_path / "calls.sh").write_bytes(b"./crlf.py\n")
+    direct = tf4slurm("run", "--ps", "0", "--workers", "0", "--", "./crlf.py", cwd=tmp_path)
+    assert direct.returncode == 2
+    assert "line endings of Windows (CRLF)" in direct.stderr
+    assert "dos2unix ./crlf.py" in direct.stderr
+    called = tf4slurm("run", "--ps", "0", "--workers", "0", "--", "bash", "calls.sh", cwd=tmp_path)
+    assert called.returncode == 127
+    assert "Explanation: A script has the line endings of Windows (CRLF)" in called.stderr
+    assert "shares its file system" not in called.stderr
+    assert "share its file system" not in called.stderr
+
+
+def test_name_and_role_alone_are_the_latest_job_of_the_name_and_all_its_tasks(tmp_path: Path) -> None:
+    roles = ("--ps", "0", "--workers", "2")
+    for word in ("first", "second"):
+        command = ("--", "bash", "-c", f'echo "{word} of $TF4SLURM_TASK"')
+        ended = tf4slurm("run", *roles, "--name", "train", *command, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    assert tf4slurm("run", "--ps", "0", "--workers", "0", "--name", "other", "--", "true", cwd=tmp_path).returncode == 0
+    lines = tf4slurm("logs", "train", "worker", cwd=tmp_path).stdout.splitlines()
+    assert sorted(lines) == ["worker/0 | second of worker/0", "worker/1 | second of worker/1"]
+    assert tf4slurm("logs", "train", "worker/0", cwd=tmp_path).stdout == "second of worker/0\n"
+    missing = tf4slurm("logs", "worker", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "No task of other-" in missing.stderr
+    shown = tf4slurm("status", "train", cwd=tmp_path).stdout
+    assert re.match(r"train-\d{8}-\d{6}(-2)?  COMPLETED", shown)
+    assert tf4slurm("wait", "train", "--timeout", "1m", cwd=tmp_path).returncode == 0
+    for verb in ("report", "cancel"):
+        assert tf4slurm(verb, "train", cwd=tmp_path).returncode == 0
+
+
+def test_smoke_test_does_what_its_warning_recommends(tmp_path: Path) -> None:
+    done = tf4slurm("test", "--plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--isolated closes them" in done.stderr
+    done = tf4slurm("test", "--plain", "--isolated", cwd=tmp_path)
+    assert "--isolated closes them" not in done.stderr
+    assert done.returncode == 0 or "does not let this user create a network namespace" in done.stderr
 
 
 @pytest.mark.parametrize("verb", [(), ("nodes",), ("config",)])

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -173,6 +174,29 @@ def test_job_is_resumed_with_the_same_command_in_the_same_directory(watched: Wat
     assert "COMPLETED" in again.stderr
     assert len(list((watched.job.directory / "runs").iterdir())) == 2
     assert watched.status()["name"] != name
+
+
+def test_live_page_on_another_computer_is_named_with_its_tunnel(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.7 51234 192.0.2.9 2222")
+    serving = subprocess.Popen(
+        [TF4SLURM, "status", watched.name, "--web"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert serving.stdout is not None
+        assert serving.stderr is not None
+        port = urlsplit(serving.stdout.readline()).port
+        tunnel = serving.stderr.readline()
+        assert f"run this there first: ssh -p 2222 -N -L {port}:127.0.0.1:{port} " in tunnel
+        assert re.search(r" \S+@\S+$", tunnel)
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(60) == 0
+    finally:
+        serving.kill()
+        serving.communicate()
+    watched.end.touch()
+    watched.job.wait()
 
 
 def test_unknown_job_is_exit_code_5(watched: Watched) -> None:

@@ -120,7 +120,7 @@ SLURM: Table = {
     ),
     "execve()": login("srun", "-Q", "-n1", "/no/such/python", "train.py"),
     "module: command not found": Producer(unknown_module),
-    "Could not establish a configuration source": Producer(without_configuration),
+    "have no cluster": Producer(without_configuration),
     "has no logs: it is FAILED": Producer(early_failure),
     "JobHeldUser": pending("hold"),
     "PartitionTimeLimit": Producer(over_time_limit),

@@ -10,7 +10,7 @@ import pytest
 
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import Sample
-from tf4slurm.reports.charts import Chart, describe_values, make_lines, make_point_lines
+from tf4slurm.reports.charts import Chart, Line, describe_values, make_lines, make_point_lines
 from tf4slurm.reports.metrics import MetricPoint, MetricSeries
 from tf4slurm.reports.summary import MAX_POINTS, Curves, summarize_usage
 from tf4slurm.reports.timeline import Timeline, TimelineEvent
@@ -158,3 +158,14 @@ def test_json_of_a_chart_has_a_table_for_each_x_axis() -> None:
     assert [line["ys"] for line in content["tables"][0]["lines"]] == [[None, 4.12346], [None, 1e-300]]
     assert (content["tables"][1]["lines"][0]["low"], content["end"]) == ([0.5], 2)
     assert make_lines(seconds, {"ps/0": [None, None]}) == make_point_lines({"ps/0": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "has_curve"),
+    [([], False), ([1.0], False), ([1.0, None], False), ([1.0, float("inf")], False), ([1.0, None, 2.0], True)],
+)
+def test_chart_has_a_curve_if_a_line_has_two_values(values: list[float | None], has_curve: bool) -> None:
+    alone = Line("ps/0", "ps", 0, [0.0], [1.0])
+    lines = [alone, Line("chief/0", "chief", 0, [*range(len(values))], values)]
+    assert Chart("t", "", lines).has_curve is has_curve
+    assert not Chart("t", "", [alone, alone]).has_curve

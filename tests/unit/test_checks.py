@@ -173,3 +173,30 @@ def test_directory_that_a_container_cannot_have_is_refused(
     monkeypatch.chdir(directory)
     with pytest.raises(CommandError, match=f"directory '/runs/{name}'.*--name"):
         check_command(JobSpec(("true",), container="docker://image", name=name, runs_directory=Path("/runs")))
+
+
+def test_script_with_the_line_endings_of_windows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, binary = tmp_path / "train.py", tmp_path / "binary"
+    script.write_bytes(b"#!/usr/bin/env python3\r\nprint(1)\r\n")
+    binary.write_bytes(b"\x7fELF\r\n")
+    for path in (script, binary):
+        path.chmod(0o755)
+    with pytest.raises(CommandError, match=r"line endings of Windows \(CRLF\).*dos2unix \./train\.py"):
+        check_command(JobSpec(("./train.py",)))
+    check_command(JobSpec(("python3", "train.py")))  # Python reads such lines
+    check_command(JobSpec(("./binary",)))
+    script.write_bytes(b"#!/usr/bin/env python3\nprint(1)\r\n")
+    check_command(JobSpec(("./train.py",)))
+
+
+def test_command_in_quotes_is_refused_with_the_line_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        CommandError, match=r"several words in quotes\. Remove the quotes, .* -- python train\.py '--x 1'"
+    ):
+        check_command(JobSpec(("python train.py", "--x 1")))
+    (tmp_path / "my program").touch(mode=0o755)
+    check_command(JobSpec(("./my program",)))

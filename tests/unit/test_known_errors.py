@@ -35,6 +35,11 @@ from tf4slurm.jobs.known_errors import explain
         ("AttributeError: module 'tensorflow' has no attribute 'contrib'", "does not have any more"),
         ("tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server", "could not listen"),
         ("ModuleNotFoundError: No module named 'x'", "lacks a package"),
+        ("/usr/bin/env: ‘python3\\r’: No such file or directory", "line endings of Windows"),
+        ("run.sh: line 1: $'set\\r': command not found", "line endings of Windows"),
+        ("run.sh: line 3: syntax error near unexpected token `$'do\\r''", "line endings of Windows"),
+        ("/bin/bash^M: bad interpreter: No such file or directory", "line endings of Windows"),
+        ("ls: cannot access 'data'$'\\r': No such file or directory", "line endings of Windows"),
         (
             "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
             "its arrays exceed TensorFlow's",

@@ -48,7 +48,9 @@ def test_logs_are_found_by_pattern_and_sorted(run: RunDirectory, tmp_path: Path)
         ("chief/0", 2, 1),
     ]
     assert [str(log.task) for log in find_logs([run], ["worker/*"])] == ["worker/2", "worker/10"]
-    assert find_logs([run], ["worker"]) == []
+    assert [str(log.task) for log in find_logs([run], ["worker"])] == ["worker/2", "worker/10"]
+    assert [str(log.task) for log in find_logs([run], ["data-worker", "worker/2"])] == ["data-worker/0", "worker/2"]
+    assert find_logs([run], ["work"]) == []
     assert find_logs([RunDirectory(tmp_path / "gone")]) == []
 
 

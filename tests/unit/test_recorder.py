@@ -97,25 +97,26 @@ def test_task_is_importing_until_it_serves_or_reports(
 @pytest.mark.parametrize(
     ("steps", "now", "steps_per_second", "seconds_since_step"),
     [
-        ([], 5, None, None),
-        ([(5, 10)], 5, None, 0.0),
-        ([(0, 10), (2, 20), (4, 40)], 4, 7.5, 0.0),
-        ([(0, 10), (2, 20), (4, 40)], 6, 5.0, 2.0),  # time passes without a new report
-        ([(0, 5), (2, 9), (6, 9)], 8, 0.5, 6.0),  # the step is reported again
-        ([(0, 1), (3, 2)], 3, 0.33, 0.0),  # rounded
-        ([(0, 0), (10, 100), (20, 110), (30, 120), (40, 130)], 40, 1.0, 0.0),  # 30 from 10 s on; the first is too old
-        ([(0, 50), (10, 100), (12, 20), (14, 30)], 14, 5.0, 0.0),  # a restarted script repeats steps
-        ([(0, 50), (10, 100), (12, None)], 14, None, None),  # a restarted script has not reported a step yet
-        ([(0, 50), (10, 100), (12, None), (14, 60), (16, 72)], 18, 3.0, 2.0),
+        ([], 5, 260.0, None),
+        ([(5, 10)], 5, 260.0, 0.0),
+        ([(0, 10), (2, 20), (4, 40)], 24, 260.0, 20.0),
+        ([(0, 10), (2, 20), (4, 40)], 25, 0.0, 21.0),  # no new step for more than 20 s
+        ([(0, 10), (2, 20), (4, 20)], 10, 260.0, 8.0),  # the step is reported again
+        ([(0, 1), (60, 2)], 170, 260.0, 110.0),  # a step takes a minute
+        ([(0, 1), (60, 2)], 181, 0.0, 121.0),
+        ([(0, 50), (10, 100), (12, 20)], 14, 260.0, 2.0),  # a restarted script repeats steps
+        ([(0, 50), (10, 100), (12, None)], 14, 260.0, None),  # a restarted script has not reported a step yet
     ],
 )
-def test_steps_per_second_of_a_task(
-    steps: list[tuple[float, int | None]], now: float, steps_per_second: float | None, seconds_since_step: float | None
+def test_steps_per_second_are_those_of_the_script_until_a_step_is_overdue(
+    steps: list[tuple[float, int | None]], now: float, steps_per_second: float, seconds_since_step: float | None
 ) -> None:
     progress = Progress()
     for at, step in steps:
         progress.note(step, at)
     state = JobState([Task("worker", 0)], JobSpec(), 0.0, lambda *_, **__: None)
     (record,) = state.tasks
+    record.observed = ObservedState("running", 1, script=ScriptState(step=1, steps_per_second=260.0))
     task = describe_task(state.tasks, record, 0.0, now, progress)
     assert (task.steps_per_second, task.seconds_since_step) == (steps_per_second, seconds_since_step)
+    assert describe_task(state.tasks, record, 0.0, now).steps_per_second is None

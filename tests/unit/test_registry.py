@@ -348,3 +348,29 @@ def test_run_directory_found_by_path_keeps_its_labels(environ: dict[str, str], t
     run.write(JobFile(job_id="19_1", labels={"lr": "0.1"}))
     job = find_job(str(run.path), environ)
     assert (job.whole_name, job.labels) == ("train-19", {"lr": "0.1"})
+
+
+def test_name_without_id_is_the_latest_job_of_that_name(environ: dict[str, str], tmp_path: Path) -> None:
+    elements = [ArrayElement(index) for index in range(3)]
+    register_job("train-17", tmp_path / "runs", environ, "17")
+    register_job("train-18", tmp_path / "runs", environ, "18")
+    register_job("train-19-20", tmp_path / "runs", environ, "20")  # its name is train-19
+    register_job("local-20261123-092334", tmp_path / "runs", environ)
+    register_job("local-20261123-092334-2", tmp_path / "runs", environ)
+    register_job("grid-21", tmp_path / "runs", environ, "21", elements)
+    register_job("mine-22_3", tmp_path / "runs", environ, "22_3")  # an element of a hand-written array
+    found = {name: find_job(name, environ) for name in ("train", "train-17", "train-19", "local", "grid", "grid_2")}
+    assert {name: job.name for name, job in found.items()} == {
+        "train": "train-18",
+        "train-17": "train-17",
+        "train-19": "train-19-20",
+        "local": "local-20261123-092334-2",
+        "grid": "grid-21",
+        "grid_2": "grid-21_2",
+    }
+    assert [each.name for each in find_job("mine", environ).elements] == ["mine-22_3"]
+    register_job("17-23", tmp_path / "runs", environ, "23")  # its name is the id of another job
+    assert find_job("17", environ).name == "train-17"
+    for name in ("trai", "grid_3", "local-2026"):
+        with pytest.raises(UnknownJobError):
+            find_job(name, environ)

@@ -51,6 +51,20 @@ def test_submit_returns_job_id_and_logs_warnings(sbatch: Path, caplog: pytest.Lo
     assert re.fullmatch(r"--parsable --comment=tf4slurm-[0-9a-f]{16}\n", (sbatch / "arguments").read_text())
 
 
+def test_host_without_a_cluster_is_named_in_place_of_errors_of_dns(sbatch: Path) -> None:
+    (sbatch / "does").write_text(
+        "echo 'sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host' >&2\n"
+        "echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2\n"
+        "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1\n"
+    )
+    with pytest.raises(
+        LaunchError, match=r"have no cluster.*slurm\.conf.*To run the job on this host: tf4slurm run\."
+    ) as caught:
+        submit_script("#!/bin/bash\n", dict(os.environ))
+    assert "dns" not in str(caught.value).lower()
+    assert not isinstance(caught.value, RefusedError)
+
+
 def test_comment_of_the_script_is_kept(sbatch: Path) -> None:
     (sbatch / "does").write_text("echo 4711")
     submit_script("#!/bin/bash\n#SBATCH --comment=mine\n", os.environ)

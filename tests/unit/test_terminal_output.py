@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tf4slurm import __version__
-from tf4slurm.cli.terminal_output import PlainOutput, summary
+from tf4slurm.cli.terminal_output import LiveOutput, PlainOutput, summary
 from tf4slurm.cluster import Task
-from tf4slurm.control.messages import ObservedState, Registration
+from tf4slurm.control.messages import ObservedState, Registration, ScriptState
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Outcome
 from tf4slurm.control.state import JobState
@@ -192,3 +192,33 @@ def test_task_output_and_events_have_separate_streams_and_frequent_events_are_le
         "tf4slurm | 123.40 s  worker/1 on n1 restart 1 in place\n"
         f"{SUCCESS}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("chief", "worker", "text"),
+    [
+        (ScriptState(), ScriptState(), "running 4/4"),
+        (ScriptState(step=0), ScriptState(), "training 4/4  step 0"),
+        (
+            ScriptState(step=1200, metrics=(("accuracy", 0.5), ("val_loss", 3.0), ("loss", 0.25))),
+            ScriptState(step=1300, metrics=(("loss", 9.0),)),
+            "training 4/4  step 1,300  loss 0.25",
+        ),
+        (ScriptState(step=7, metrics=(("accuracy", 0.5),)), ScriptState(), "training 4/4  step 7"),
+        (ScriptState(step=7), ScriptState(metrics=(("mae", 0.5),)), "training 4/4  step 7  mae 0.5"),
+        (ScriptState(step=7, metrics=(("loss", float("nan")),)), ScriptState(), "training 4/4  step 7  loss nan"),
+    ],
+)
+def test_line_with_the_phase_has_the_furthest_step_and_the_last_loss(
+    chief: ScriptState, worker: ScriptState, text: str
+) -> None:
+    state = trained()
+    for rank, script in ((0, chief), (2, worker)):
+        observed = ObservedState("running", 1, 100 + rank, has_server=True, script=script)
+        Receiver(state).on_observed_state(rank, observed, START + 2)
+    live = LiveOutput(4)
+    try:
+        assert live._describe(None) == "rendezvous 0/4"
+        assert live._describe(state) == text
+    finally:
+        live.close()

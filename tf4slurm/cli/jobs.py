@@ -69,6 +69,7 @@ def _serve(jobs: Sequence[KnownJob], environ: Mapping[str, str]) -> None:
 
     if len(jobs) > 1 or not jobs[0].run_directories:
         raise click.UsageError("--web is for one job that has started.")
+
     def show(url: str) -> None:
         click.echo(url)
         if is_remote(environ):

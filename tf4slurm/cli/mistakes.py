@@ -61,7 +61,8 @@ _OPTIONS = {
 
 _ONE_CHIEF = " A job has one chief (TensorFlow 1: master) without an option for it. With --no-chief, worker 0 leads."
 _REMARKS = dict.fromkeys(
-    ("--chiefs", "--master", "--masters", "--num-chiefs", "--num-masters", "--coordinator", "--coordinators"), _ONE_CHIEF
+    ("--chiefs", "--master", "--masters", "--num-chiefs", "--num-masters", "--coordinator", "--coordinators"),
+    _ONE_CHIEF,
 )
 """What to print about an option name to which no option of `run` or `submit` corresponds."""
 

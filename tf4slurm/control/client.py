@@ -122,7 +122,7 @@ class ControlClient:
         self.observed = dataclasses.replace(self.observed, usage=usage)
 
     def update_script(self, script: ScriptState) -> None:
-        """Set the state of the script, and send it. If only steps and metrics differ, send it with the next heartbeat."""
+        """Set the state of the script, and send it. If only its progress differs, send it with the next heartbeat."""
         before = self.observed.script
         progress = {name: getattr(before, name) for name in ("step", "steps_per_second", "metrics")}
         self.observed = dataclasses.replace(self.observed, script=script)

@@ -49,7 +49,7 @@ _KILLED = (
 _CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL))
 _LINE_ENDINGS = (
     "A script has the line endings of Windows (CRLF), so that the name of a program or file in it ends with a carriage "
-    "return. Convert the script: dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT."
+    "return. To convert the script, run dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT."
 )
 _NO_FILE = "A file does not exist on that host: check its path, and that all hosts share its file system."
 _KNOWN = (
@@ -195,8 +195,8 @@ _KNOWN = (
     ),
     (r"(?i)Permission denied", "A file may not be read or written by this user: look at the path in the last lines."),
     (
-        # Produced with scripts whose lines end with CRLF: env of coreutils 9.1, bash 5.2 and Python 3.11; the last: bash
-        # before 5.2, https://stackoverflow.com/questions/14219092
+        # Produced with scripts whose lines end with CRLF: env of coreutils 9.1, bash 5.2, Python 3.11. The last: older
+        # bash, https://stackoverflow.com/questions/14219092
         r"\\r['’]: (\[Errno 2\] )?(No such file or directory|command not found)|unexpected token `\$'\w*\\r'"
         r"|\^M: bad interpreter",
         _LINE_ENDINGS,

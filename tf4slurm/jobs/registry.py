@@ -312,7 +312,8 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
     if not jobs:
         known = " This user has not started any job."
     raise UnknownJobError(
-        f"There is no job {text!r}.{known} Give a Slurm job id, a name (train-4711, or train for the latest one) or a run directory; "
+        f"There is no job {text!r}.{known} Give a Slurm job id, a name (train-4711, or train for the latest one) or a "
+        "run directory; "
         '"tf4slurm list" shows them.',
         job=text,
     )

@@ -104,8 +104,9 @@ def _is_drawn(value: float | None) -> bool:
 def make_charts(summary: JobSummary, max_lines: int = MAX_LINES_PER_ROLE) -> list[Chart]:
     """Return the charts of a job: metrics over steps, then speed and resources over time.
 
-    Charts without values are left out, but not those with a single one (`Chart.has_curve`). If a role has more than `max_lines` tasks with values, a chart shows one line
-    for all of them, the mean, with a band from the lowest to the highest value.
+    Charts without values are left out, but not those with a single one (`Chart.has_curve`). If a role has more than
+    `max_lines` tasks with values, a chart shows one line for all of them, the mean, with a band from the lowest to the
+    highest value.
     """
     curves = summary.curves
     end = summary.timeline.end

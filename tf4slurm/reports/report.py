@@ -211,9 +211,9 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
     steps = [task.step for task in status.tasks if task.step is not None]
     if steps:
         yield "step", f"{max(steps):,}"
-    if rates := [task.steps_per_second for task in status.tasks if task.step and task.steps_per_second is not None]:
-        if result is None and not summary.is_lost:
-            yield _RATE, format_number(max(rates))
+    rates = [task.steps_per_second for task in status.tasks if task.steps_per_second is not None]
+    if rates and result is None and not summary.is_lost:
+        yield _RATE, format_number(max(rates))
     if variables := describe_variables(summary.tasks):
         yield "variables", variables
 

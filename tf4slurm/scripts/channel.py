@@ -138,7 +138,11 @@ class ScriptChannel:
                     self._step_rate.add(report.step, report.time)
             reports = merge_to_limit(self._reports, _MAX_VALUES)
             self._reports.clear()
-            changes = {**_state_after(reports, self.state), "steps_per_second": self._step_rate.steps_per_second, **changes}
+            changes = {
+                **_state_after(reports, self.state),
+                "steps_per_second": self._step_rate.steps_per_second,
+                **changes,
+            }
             self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
             if self._delayed is not None:
                 self._delayed.cancel()

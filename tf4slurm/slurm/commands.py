@@ -59,8 +59,8 @@ _STEP = re.compile(r"^(\d\S*\.\d+)\s*$", re.MULTILINE)  # not "4711.batch"
 # Slurm 22.05 and 24.11 without slurm.conf: they look for the controller in DNS, and print each failed step.
 _NO_CLUSTER = re.compile(r"Could not establish a configuration source|fetch_config: DNS SRV lookup failed")
 _NO_CLUSTER_TEXT = (
-    "Slurm's programs on this host have no cluster, because they find no slurm.conf. Use a host of the cluster, such as "
-    "its login node, or name the file with SLURM_CONF."
+    "Slurm's programs on this host have no cluster, because they find no slurm.conf. Use a host of the cluster, such "
+    "as its login node, or name the file with SLURM_CONF."
 )
 _EXITED_LINE = re.compile(r"^srun: error: \S+: tasks? (?P<ranks>\d[\d,-]*): ")
 
@@ -110,7 +110,7 @@ def run_program(
         words = done.stderr.strip()[-500:] or "it wrote no error message"
         message = f"{line} exited with code {done.returncode}: {words}"
         if has_no_cluster(done.stderr):
-            message = f"{line} failed: {_NO_CLUSTER_TEXT}"
+            message = f"{command[0]} failed: {_NO_CLUSTER_TEXT}"
         raise LaunchError(message, command=command, returncode=done.returncode, stderr=done.stderr)
     return done
 
