@@ -114,7 +114,7 @@ def test_barrier_stop_and_completion_of_a_process_remain_when_another_process_re
     arrival = BarrierArrival("loaded", "token", 60.0)
     leader.send(step=5, barrier=arrival, handles_stop=True, completion="done")
     agent.wait_for(lambda state: state.step == 5)
-    expected = ScriptState(7, (("loss", 0.5),), handles_stop=True, completion="done", barrier=arrival)
+    expected = ScriptState(step=7, metrics=(("loss", 0.5),), handles_stop=True, completion="done", barrier=arrival)
     with socket.socket(socket.AF_UNIX) as other:
         other.connect(to_socket_address(agent.name))
         other.sendall(encode(ScriptState(step=7, metrics=(("loss", 0.5),))) + b"\n")

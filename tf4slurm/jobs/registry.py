@@ -313,8 +313,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         known = " This user has not started any job."
     raise UnknownJobError(
         f"There is no job {text!r}.{known} Give a Slurm job id, a name (train-4711, or train for the latest one) or a "
-        "run directory; "
-        '"tf4slurm list" shows them.',
+        'run directory; "tf4slurm list" shows them.',
         job=text,
     )
 
