@@ -8,8 +8,10 @@ import shutil
 import socket
 from collections.abc import Mapping
 
+from tf4slurm.slurm.environ import SlurmAllocation
+
 _SSH_PORT = "22"
-_SESSION_VARIABLES = ("SSH_CONNECTION", "SSH_TTY", "SLURM_JOB_ID")
+_SESSION_VARIABLES = ("SSH_CONNECTION", "SSH_TTY")
 
 
 def is_remote(environ: Mapping[str, str]) -> bool:
@@ -18,7 +20,8 @@ def is_remote(environ: Mapping[str, str]) -> bool:
     It is not in an SSH session or a job of Slurm, nor on a host with sbatch, such as a login node.
     """
     in_session = any(environ.get(name) for name in _SESSION_VARIABLES)
-    return in_session or shutil.which("sbatch", path=environ.get("PATH")) is not None
+    in_job = SlurmAllocation.from_environ(environ) is not None
+    return in_session or in_job or shutil.which("sbatch", path=environ.get("PATH")) is not None
 
 
 def ssh_tunnel(environ: Mapping[str, str], port: int) -> str:
