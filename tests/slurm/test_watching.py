@@ -81,6 +81,7 @@ def test_pending_job_has_a_reason_and_is_cancelled(watcher: Watcher) -> None:
     logs = watcher.run("logs", job_id)
     assert logs.returncode == 1
     assert "has no logs: it is PENDING" in logs.stderr
+    assert ". To wait for them: tf4slurm logs -f" in logs.stderr
     assert watcher.run("cancel", job_id).returncode == 0
     waited = watcher.run("wait", job_id)
     assert waited.returncode == 1

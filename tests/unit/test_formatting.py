@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tf4slurm.jobs.formatting import (
+    as_sentence,
     format_bytes,
     format_count,
     format_elapsed,
@@ -46,6 +47,11 @@ CASES: dict[Callable[[float], str], dict[float, str]] = {
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_number_as_text(function: Callable[[float], str]) -> None:
     assert {value: function(value) for value in CASES[function]} == CASES[function]
+
+
+def test_sentence_ends_with_a_full_stop() -> None:
+    texts = ("more than the QOS allows", "It has ended.", "Why?", "")
+    assert [*map(as_sentence, texts)] == ["more than the QOS allows.", "It has ended.", "Why?", ""]
 
 
 def test_counts() -> None:

@@ -17,7 +17,7 @@ _SESSION_VARIABLES = ("SSH_CONNECTION", "SSH_TTY")
 def is_remote(environ: Mapping[str, str]) -> bool:
     """Return whether this host is probably not the person's own computer.
 
-    It is not in an SSH session or a job of Slurm, nor on a host with sbatch, such as a login node.
+    That is so in an SSH session, in a job of Slurm, and on a host with sbatch, such as a login node.
     """
     in_session = any(environ.get(name) for name in _SESSION_VARIABLES)
     in_job = SlurmAllocation.from_environ(environ) is not None
