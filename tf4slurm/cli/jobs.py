@@ -275,9 +275,9 @@ def cancel(jobs: list[KnownJob], grace_period_seconds: float | None, now: bool, 
     ID_k is element k of a job array. Of a whole array, pending elements are cancelled first, so that they do not start.
     For jobs that have ended nothing is done. The exit code is 0, or that of the first error.
     """
-    if now and grace_period:
+    if now and grace_period_seconds:
         raise click.UsageError("--now and --grace-period exclude each other.")
-    now = now or grace_period == 0
+    now = now or grace_period_seconds == 0
     if now and not yes and sys.stdin.isatty() and not _confirm(jobs):
         note("nothing was changed.")
         sys.exit(1)
