@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
 import sys
 
-from tests.jobs import Job
+from tests.jobs import TF4SLURM, Job
 
 LEAVES_A_SERVER = """
 import json, os, pathlib, socket, sys, time
@@ -72,3 +75,17 @@ def test_first_of_two_failures_is_the_cause_although_its_output_is_still_open(jo
     assert job.wait() == 3, job.stderr
     assert (job.result["cause"], job.result["tail"]) == ("chief/0", ["the first to fail"])
     assert next(event["task"] for event in job.events if event["kind"] == "exited") == "chief/0"
+
+
+def test_job_that_fails_before_its_tasks_start_has_a_result(job: Job) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        job.start("--ps", "1", "--workers", "1", "--control-port", str(port))
+        assert job.wait() == 3, job.stderr
+    assert f"None of the 1 ports {port} is free" in job.result["reason"]
+    assert job.result["reason"] in job.stderr
+    shown = subprocess.run([TF4SLURM, "status", "--json", job.run_directory], capture_output=True, text=True)
+    (status,) = json.loads(shown.stdout)
+    assert (status["state"], status["exit_code"], status["reason"]) == ("FAILED", 3, job.result["reason"])
+    report = subprocess.run([TF4SLURM, "report", job.run_directory, "-o-"], capture_output=True, text=True)
+    assert str(port) in report.stdout

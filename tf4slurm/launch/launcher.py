@@ -122,7 +122,14 @@ class Launcher:
         )
 
     async def run(self) -> Result:
-        """Run the job to its end. Return the result."""
+        """Run the job to its end. Return the result. After an exception, LAUNCHER_SIGNALS are blocked."""
+        try:
+            return await self._run()
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the caller has written the result
+            raise
+
+    async def _run(self) -> Result:
         adopt_orphans()
         watches = [asyncio.create_task(self._recorder.run())]
         if not self._spawner.is_external:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import logging
-from collections.abc import Iterable
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from tf4slurm.control.state import JobState
-from tf4slurm.errors import RunDirectoryError, describe_end
+from tf4slurm.errors import EXIT_PREFLIGHT, RunDirectoryError, Tf4SlurmError, describe_end
 from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.recorder import describe_task
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import FILE_NAMES, ResultFile, Sample
+from tf4slurm.system import program
 
 logger = logging.getLogger(__name__)
 
 _CHEAP_REPORT_BYTES = 1_000_000  # of events and samples; a report of this size takes 0.1 s
 _CHEAP_METRICS_BYTES = 2_500_000  # of metrics; reading them takes up to 0.4 s
+_FILE_SYSTEM_SECONDS = 10.0  # for the result of a launcher that fails
+_TRACEBACK_LINES = 20
 
 
 class Result(NamedTuple):
@@ -43,7 +50,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
     failure = outcome.failure
     if failure is not None and outcome.cause is not None:
         name = str(outcome.cause)
-        failure = dataclasses.replace(failure, task=name, worker=failure.worker if failure.worker != name else None)
+        failure = replace(failure, task=name, worker=failure.worker if failure.worker != name else None)
     failed = [each for each in state.tasks if each.task != outcome.cause and each.observed.returncode]
     texts = [f"{failure.type}: {failure.message}", failure.caused_by] if failure is not None else []
     return ResultFile(
@@ -66,6 +73,48 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         workers_left=state.tasks.num_left,
         tasks=tuple(describe_task(state.tasks, record, started_at, now) for record in state.tasks.in_order()),
     )
+
+
+@contextlib.contextmanager
+def recording_failure(run_directory: RunDirectory) -> Iterator[None]:
+    """Write result.json and the report if an exception ends the `with` block, and raise the exception again.
+
+    So every end of a launcher whose run directory exists has a result, unless the launcher is killed. The block begins
+    when the run directory exists, with LAUNCHER_SIGNALS blocked. `Launcher.run` blocks them again when it raises an
+    exception. A result that the launcher has written is kept. If the file system does not answer for 10 s, nothing is
+    written.
+    """
+    started = time.monotonic()
+    try:
+        yield
+    except BaseException as error:
+        content = make_failure_file(error, time.monotonic() - started)
+        writing = threading.Thread(target=_record_failure, args=(content, run_directory), daemon=True)
+        writing.start()
+        writing.join(_FILE_SYSTEM_SECONDS)
+        raise
+
+
+def _record_failure(content: ResultFile, run_directory: RunDirectory) -> None:
+    if run_directory.read(ResultFile) is None:
+        save_result(content, run_directory)
+        write_report(run_directory)
+
+
+def make_failure_file(error: BaseException, seconds: float) -> ResultFile:
+    """Return the content of result.json for a launcher that `error` ends after `seconds`.
+
+    The exit code and the reason are those of `run_program`. For an error that it does not expect, the last lines of the
+    traceback are the tail.
+    """
+    content = ResultFile(seconds=round(seconds, 3), attempts=1)
+    if isinstance(error, Tf4SlurmError):
+        return replace(content, exit_code=error.exit_code, reason=str(error))
+    if isinstance(error, (OSError, ValueError)):
+        return replace(content, exit_code=EXIT_PREFLIGHT, reason=program.explain(error))
+    lines = "".join(traceback.format_exception(error)).splitlines()[-_TRACEBACK_LINES:]
+    reason = f"The launcher failed: {type(error).__name__}: {error}".rstrip(": ")
+    return replace(content, reason=f"{reason}.", tail=tuple(lines))
 
 
 def save_result(content: ResultFile, run_directory: RunDirectory) -> None:

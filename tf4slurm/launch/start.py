@@ -18,7 +18,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.requeue import Requeue
-from tf4slurm.launch.result_files import Result
+from tf4slurm.launch.result_files import Result, recording_failure
 from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.network.interfaces import interface_address
@@ -102,25 +102,26 @@ def run_job(
     job_id = str(allocation.job_id) if allocation else None
     name = element or f"{spec.name}-{job_id or time.strftime('%Y%m%d-%H%M%S')}"
     run_directory = RunDirectory.create(spec.runs_directory, name)
-    if element is None:
-        register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
-    if answer is not None:
-        Path(answer).write_bytes(os.fsencode(run_directory.path))
-    requeue = None
-    if allocation is not None and spec.requeue is not None:
-        requeue = Requeue(allocation.job_id, spec.requeue, allocation.restart_count)
-    spawner = _make_spawner(spec, environ, allocation)
-    terminal = start_terminal_output(spec.num_tasks)  # last: it may start a thread, which forks do not copy
-    try:
-        launcher = Launcher(
-            *(spec, spawner, run_directory, terminal, requeue),
-            job_id=job_id,
-            arguments=arguments,
-            has_person=allocation is None or answer is not None or _has_terminal(),
-        )
-        return asyncio.run(launcher.run())
-    finally:
-        terminal.close()
+    with recording_failure(run_directory):
+        if element is None:
+            register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
+        if answer is not None:
+            Path(answer).write_bytes(os.fsencode(run_directory.path))
+        requeue = None
+        if allocation is not None and spec.requeue is not None:
+            requeue = Requeue(allocation.job_id, spec.requeue, allocation.restart_count)
+        spawner = _make_spawner(spec, environ, allocation)
+        terminal = start_terminal_output(spec.num_tasks)  # last: it may start a thread, which forks do not copy
+        try:
+            launcher = Launcher(
+                *(spec, spawner, run_directory, terminal, requeue),
+                job_id=job_id,
+                arguments=arguments,
+                has_person=allocation is None or answer is not None or _has_terminal(),
+            )
+            return asyncio.run(launcher.run())
+        finally:
+            terminal.close()
 
 
 def _has_terminal() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import threading
 import time
@@ -21,12 +22,13 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.launch.launcher import Launcher
 from tf4slurm.launch.plain_srun import FILE_SYSTEM_SECONDS, claim, end_step, make_rendezvous
-from tf4slurm.launch.result_files import Result, save_result
+from tf4slurm.launch.result_files import Result, recording_failure, save_result
 from tf4slurm.launch.spawners import ExternalSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.slurm.commands import confirm_element
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep
 from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS
 from tf4slurm.system.output import LineWriter
 
 logger = logging.getLogger(__name__)
@@ -56,21 +58,42 @@ def run_task(
     check_command(spec)
     restart = f"r{step.restart_count}" if step.restart_count else ""
     path = spec.runs_directory / f"{spec.name}-{step.job_id}.{step.step_id}{restart}"
-    directory = RunDirectory.open(path) if step.rank == 0 else RunDirectory(path.absolute())
+    if step.rank == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # until the agent handles them
+        directory = RunDirectory.open(path)
+        with recording_failure(directory):
+            return _run_rank_0(spec, step, environ, directory, writer, terminal)
+    directory = RunDirectory(path.absolute())
+    agent, client = _make_agent(spec, step, environ, directory, writer)
+    exit_code = asyncio.run(agent.run())
+    if agent.has_lost_launcher and client.cluster is not None:
+        _end_without_rank_0(client, directory, step)
+    if step.rank == 1 and client.desired.exit_code:
+        logger.error("%s The step ends.", client.desired.terminate_reason)
+    return client.desired.exit_code if agent.was_terminated else exit_code
+
+
+def _make_agent(
+    spec: JobSpec, step: SlurmStep, environ: Mapping[str, str], directory: RunDirectory, writer: LineWriter
+) -> tuple[Agent, ControlClient]:
     rendezvous = make_rendezvous(step, spec, directory, owns_child=True)
-    agent = Agent(rendezvous, OwnedChild(rendezvous, environ, directory, writer))
-    if step.rank != 0:
-        exit_code = asyncio.run(agent.run())
-        if agent.has_lost_launcher and rendezvous.client.cluster is not None:
-            _end_without_rank_0(rendezvous.client, directory, step)
-        desired = rendezvous.client.desired
-        if step.rank == 1 and desired.exit_code:
-            logger.error("%s The step ends.", desired.terminate_reason)
-        return desired.exit_code if agent.was_terminated else exit_code
+    return Agent(rendezvous, OwnedChild(rendezvous, environ, directory, writer)), rendezvous.client
+
+
+def _run_rank_0(
+    spec: JobSpec,
+    step: SlurmStep,
+    environ: Mapping[str, str],
+    directory: RunDirectory,
+    writer: LineWriter,
+    terminal: TerminalOutput,
+) -> int:
+    """Run the launcher and the agent of rank 0. Return the exit code of the job. The arguments are as in `run_task`."""
+    agent, _ = _make_agent(spec, step, environ, directory, writer)
     warn_of_resolver(spec.command)
     allocation = SlurmAllocation.from_environ(environ)
     job_id = str(confirm_element(allocation).job_id) if allocation else step.job_id
-    register_job(path.name, spec.runs_directory, environ, job_id)
+    register_job(directory.path.name, spec.runs_directory, environ, job_id)
     step_id = f"{step.job_id}.{step.step_id}"
     launcher = Launcher(spec, ExternalSpawner(), directory, terminal, job_id=job_id, node=step.node_name, step=step_id)
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from tf4slurm.errors import EXIT_TASK_LOST
-from tf4slurm.system.exec_child import OTHER_SIGNALS, PR_SET_PDEATHSIG, STOP_SIGNALS
+from tf4slurm.system.exec_child import LAUNCHER_SIGNALS, OTHER_SIGNALS, PR_SET_PDEATHSIG, STOP_SIGNALS
 from tf4slurm.system.proc import Others, adopt_orphans, find_others, find_own_children, kill_descendants
 
 if TYPE_CHECKING:
@@ -34,12 +34,14 @@ GUARD_LOST = signal.SIGVTALRM
 def handle_stop_signals(loop: asyncio.AbstractEventLoop, on_stop: Callable[[str], object]) -> None:
     """Call `on_stop` with the name, such as "SIGTERM", of each stop signal that this agent receives from now on.
 
-    The stop signals are STOP_SIGNALS, without SIGHUP if it is ignored (nohup). OTHER_SIGNALS are ignored.
+    The stop signals are STOP_SIGNALS, without SIGHUP if it is ignored (nohup). OTHER_SIGNALS are ignored. If the caller
+    has blocked LAUNCHER_SIGNALS, those that came earlier are handled now.
     """
     for number in _handled_signals():
         loop.add_signal_handler(number, on_stop, number.name)
     for number in OTHER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
 
 
 def watch_guard(loop: asyncio.AbstractEventLoop, on_loss: Callable[[], object]) -> None:
