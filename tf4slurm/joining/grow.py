@@ -19,13 +19,14 @@ from tf4slurm.spec.batch_spec import BatchSpec, parse_pairs
 from tf4slurm.spec.options import key_of, unknown
 from tf4slurm.spec.settings import fill_in, read_settings
 from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.environment_check import check_environment
 from tf4slurm.submission.submit import make_output_directory, submit_environment, submit_script
 
 OPTIONS = (
     *("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation", "dependency"),
     *("cpus_per_task", "mem", "mem_per_cpu", "mem_per_gpu", "exclusive", "output", "sbatch", "no_sbatch"),
     *("gpus_per_node", "gpus_per_task", "gres", "gpu_flag", "gpu_type"),
-    *("module", "load_env", "venv", "conda", "env", "prologue", "python"),
+    *("module", "load_env", "venv", "conda", "env", "prologue", "python", "check_env"),
 )
 """The fields of BatchSpec that `grow` takes."""
 
@@ -85,9 +86,11 @@ def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mappi
     directory = latest_run(job)
     spec = make_worker_spec(job, directory, workers, options, environ, site)
     text = make_script(spec)
+    environ = submit_environment(environ, text)
+    check_environment(spec, environ, runs_tf4slurm=True)
     make_output_directory(spec)
     directory.add_worker_arrays()  # raises an error before the submission if the directory is not writable
-    job_id = submit_script(text, submit_environment(environ, text))
+    job_id = submit_script(text, environ)
     try:
         directory.add_worker_arrays(WorkerArray(str(job_id)))
         _check_running(job)  # after the id is written: a launcher that ends later cancels the array

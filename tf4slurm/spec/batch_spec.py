@@ -154,6 +154,13 @@ class BatchSpec(JobSpec):
         '"python" of that environment]',
         group="Environment",
     )
+    check_env: bool = option(
+        True,
+        "Check before the submission that --module, --load-env, --venv, --conda and --python work on this host, with "
+        "this version of tf4slurm. [default: check-env]",
+        verbs=("submit", "grow"),
+        group="Environment",
+    )
     snapshot: Literal["git", "copy", "none"] = option(
         "none",
         "Run in a copy of this directory, made now, at most 1 GB: of the files that git tracks, or of all that git "

@@ -80,18 +80,24 @@ def _output(spec: BatchSpec, *, is_array: bool) -> str:
     )
 
 
-def _environment(spec: BatchSpec) -> str:
+def environment_lines(spec: BatchSpec) -> list[tuple[str, str]]:
+    """Return the lines of bash that set up the environment, each after the option that it comes from, such as "venv"."""
     lines = []
     if spec.module:
-        lines.append("type module >/dev/null 2>&1 || . /etc/profile")
-        lines += [f"module load {_quote(module)} || {_STOP}" for module in spec.module]
+        lines.append(("module", "type module >/dev/null 2>&1 || . /etc/profile"))
+        lines += [("module", f"module load {_quote(module)} || {_STOP}") for module in spec.module]
     if spec.load_env:
-        lines.append(spec.load_env)
+        lines.append(("load-env", spec.load_env))
     if spec.venv:
-        lines.append(f". {_quote(spec.venv.rstrip('/') + '/bin/activate')} || {_STOP}")
+        lines.append(("venv", f". {_quote(spec.venv.rstrip('/') + '/bin/activate')} || {_STOP}"))
     if spec.conda:
-        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {_quote(spec.conda)} || {_STOP}')
-    lines += [f"export {name}={_quote(value)}" for name, value in spec.environment.items()]
+        activate = f'eval "$(conda shell.bash hook)" && conda activate {_quote(spec.conda)} || {_STOP}'
+        lines.append(("conda", activate))
+    return [*lines, *(("env", f"export {name}={_quote(value)}") for name, value in spec.environment.items())]
+
+
+def _environment(spec: BatchSpec) -> str:
+    lines = [line for _, line in environment_lines(spec)]
     if spec.prologue:
         lines.append(spec.prologue)
     if spec.directory is not None:

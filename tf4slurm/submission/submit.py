@@ -25,6 +25,7 @@ from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.spec.points import ArrayElement
 from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.environment_check import check_environment
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.trusted_files import read_trusted
@@ -130,6 +131,7 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
     text = make_script(spec)
     environ = submit_environment(environ, text)
     _check_known(spec.after, environ)
+    check_environment(spec, environ, runs_tf4slurm=not spec.single)
     return text, environ
 
 
