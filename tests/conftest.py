@@ -14,7 +14,12 @@ from hypothesis import settings
 from tests.jobs import Job
 from tests.processes import MARK_VARIABLE, kill_leftovers
 
-pytest_plugins = ("tests.slurm.fixtures", "tests.browser", "tests.growing_job")  # used in several files
+pytest_plugins = (
+    "tests.slurm.fixtures",
+    "tests.browser",
+    "tests.growing_job",
+    "tests.fake_slurm",
+)  # used in several files
 
 settings.register_profile("normal", max_examples=100, deadline=None, database=None)
 settings.register_profile("long", max_examples=100_000, deadline=None, database=None)

@@ -34,6 +34,7 @@ from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
 from tf4slurm.jobs.registry import KnownJob, find_job, find_run_directories, latest_run, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory, write_report
 from tf4slurm.jobs.schema import JobFile
+from tf4slurm.jobs.slurm_output import describe_slurm_output
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.job_id import JobId
@@ -308,7 +309,7 @@ def status(job: str | KnownJob | None = None) -> JobStatus:
     Raises:
         SchemaVersionError: A newer version of tf4slurm wrote the job's files.
     """
-    return StatusReader([find(job)]).read()[0]
+    return StatusReader([find(job)], reads_output=True).read()[0]
 
 
 def list_jobs(limit: int | None = None) -> list[JobStatus]:
@@ -331,7 +332,7 @@ def watch(
     Raises:
         WaitTimeoutError: A job did not end in time.
     """
-    reader, started = StatusReader([find(job) for job in jobs]), time.monotonic()
+    reader, started = StatusReader([find(job) for job in jobs], reads_output=True), time.monotonic()
     while True:
         statuses = reader.read()
         yield statuses
@@ -441,6 +442,7 @@ def make_report(
     jobs = _find_all(job)
     if not jobs:
         raise UnknownJobError("No job was given, so there is nothing to report.")
+    _check_has_run(jobs)
     if path is not None:
         where = Path(path).absolute()
     elif jobs[0].array:
@@ -463,6 +465,7 @@ def render_report(
     from tf4slurm.reports.summary import JobSummary
 
     where, jobs = Path(path).absolute(), _find_all(job)
+    _check_has_run(jobs)
     is_one = len(jobs) == 1 and not jobs[0].array
     suffix = where.suffix.lower()
     if suffix in (".svg", ".png") and is_one:
@@ -479,6 +482,19 @@ def render_report(
     title = jobs[0].name if len(jobs) == 1 else " and ".join(each.name for each in jobs[:2])
     title += f" and {len(jobs) - 2} more" if len(jobs) > 2 else ""
     return make_runs_page(title, read_runs(jobs), where.parent).encode()
+
+
+def _check_has_run(jobs: Sequence[KnownJob]) -> None:
+    """Raise RunDirectoryError if the only job, which is no array, never made a run directory, and has ended."""
+    if len(jobs) != 1 or jobs[0].array or jobs[0].slurm_id is None or jobs[0].run_directories:
+        return
+    state = status(jobs[0])
+    path = os.path.join(jobs[0].runs_directory, jobs[0].name)
+    if state.can_change or os.path.lexists(path):
+        return
+    text = f"{state.name} has no report, because it has no run directory {path!r}. It is {state.state}. {state.reason}"
+    lines = describe_slurm_output(state.slurm_output)
+    raise RunDirectoryError("\n".join([text.rstrip(), *lines]), path=path)
 
 
 def read_runs(jobs: Sequence[str | KnownJob | None]) -> list[Run]:

@@ -90,7 +90,7 @@ def test_submit_and_estimate_refuse_a_missing_program_unless_an_environment_may_
         with pytest.raises(CommandError, match="'/nowhere/train' does not exist"):
             refuse(spec, environ={})
         with pytest.raises(LaunchError, match="sbatch"):  # not installed in this PATH
-            refuse(replace(spec, module=("a/1",)), environ={"PATH": "/nowhere"})
+            refuse(replace(spec, module=("a/1",), check_env=False), environ={"PATH": "/nowhere"})
     assert not list(tmp_path.glob("runs/*"))
 
 

@@ -25,7 +25,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "slurm"), prepend=os.pathsep)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("BASH_FUNC_module%%", '() { [ "$2" = known ] || { echo "Unable to locate $2" >&2; return 1; }; }')
+    monkeypatch.setenv(
+        "BASH_FUNC_module%%", '() { [ "$2" = known ] || { echo "Unable to locate $2" >&2; return 1; }; }'
+    )
     make_program(tmp_path / "slurm" / "sbatch", "touch submitted; echo 4711")
     own = str(Path(environment_check.__file__).parents[2])
     make_venv(tmp_path / "good", f'PYTHONPATH={own} exec {sys.executable} "$@"')
@@ -56,7 +58,11 @@ Options = dict[str, Any]
 
 REFUSED: dict[str, tuple[Options, str, tuple[str, ...]]] = {
     "no venv": ({"venv": "/no/such"}, "venv", ("'/no/such/bin/activate' does not exist", "--no-check-env")),
-    "no module": ({"module": ("known", "nope")}, "module", ("--module known --module nope fails on this host", "locate nope")),
+    "no module": (
+        {"module": ("known", "nope")},
+        "module",
+        ("--module known --module nope fails on this host", "locate nope"),
+    ),
     "no conda": ({"conda": "nope"}, "conda", ("--conda nope fails on this host", "conda")),
     "lines that fail": ({"load_env": "exit 4"}, "load-env", ("--load-env 'exit 4' fails on this host", "code 4")),
     "lines that end": ({"load_env": "exit"}, "load-env", ("--load-env exit ends the batch script",)),

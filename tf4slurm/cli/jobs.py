@@ -21,6 +21,7 @@ from tf4slurm.errors import COMPLETED, REQUEUED, STOPPED, Tf4SlurmError
 from tf4slurm.jobs.formatting import as_sentence, format_count, format_number, shorten_in_the_middle
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
+from tf4slurm.jobs.slurm_output import describe_slurm_output
 from tf4slurm.jobs.status import JobStatus, describe_variables
 from tf4slurm.jobs.status_reader import describe_progress
 from tf4slurm.system.typed_json import to_json
@@ -107,6 +108,7 @@ def _describe(job: JobStatus) -> list[str]:
     lines += [f"  WARNING: {text}" for text in job.problems]
     lines += [f"  {warning}" for warning in job.warnings]
     lines += [f"  {shards}" for shards in job.shards]
+    lines += [f"  {line}" for line in describe_slurm_output(job.slurm_output)]
     if job.elements:
         rows = [_element_row(each) for each in job.elements]
         return [*lines, "", *fit_table([_ELEMENT_HEADING, *rows], _OPTIONAL_OF_ELEMENTS, sys.stdout)]
@@ -124,7 +126,7 @@ def _describe(job: JobStatus) -> list[str]:
         for task in job.tasks
         if task.state == "STALLED" and task.seconds_since_step is not None
     ]
-    if job.exit_code and job.state not in (STOPPED, REQUEUED):
+    if job.exit_code and job.state not in (STOPPED, REQUEUED) and (job.run_directory or not job.slurm_output):
         lines.append(f"To find the reason: tf4slurm logs {word}")
     return lines
 
@@ -244,6 +246,8 @@ def wait(jobs: list[KnownJob], timeout_seconds: float | None) -> None:
         raise
     for each in statuses:
         _note_end(each)
+        for line in describe_slurm_output(each.slurm_output):
+            click.echo(line, err=True)
         for element in each.elements:
             if element.exit_code != 0:
                 _note_end(element)

@@ -24,6 +24,7 @@ from tf4slurm.jobs.logs import find_logs_of_job
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile
+from tf4slurm.jobs.slurm_output import describe_slurm_output
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.roles import TASK_TYPES
 
@@ -135,6 +136,9 @@ def report(jobs: list[KnownJob], output: Path | None, is_opened: bool) -> None:
         return
     path = api.make_report(jobs, output)
     click.echo(path)
+    if len(jobs) == 1 and not jobs[0].array and (state := api.status(jobs[0])).slurm_output:
+        for line in (f"{state.name} has no result: it is {state.state}.", *describe_slurm_output(state.slurm_output)):
+            click.echo(line, err=True)
     if is_opened:
         click.launch(path.as_uri())
 

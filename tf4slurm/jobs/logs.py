@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tf4slurm.cluster import Task
-from tf4slurm.errors import LaunchError, NoLogsError, UnknownTaskError
+from tf4slurm.errors import NoLogsError, UnknownTaskError
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.formatting import as_sentence, format_list
 from tf4slurm.jobs.registry import KnownJob, find_run_directories
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, RunDirectory
+from tf4slurm.jobs.slurm_output import describe_slurm_output
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
-from tf4slurm.slurm.commands import query_job
 from tf4slurm.spec.options import did_you_mean, nearest
 
 _NAME = re.compile(r"(?P<role>[a-z]+(?:-[a-z]+)*)-(?P<index>\d+)\.(?P<attempt>\d+)\.log")
@@ -258,22 +258,8 @@ def _no_logs(job: KnownJob, patterns: Sequence[str]) -> UnknownTaskError:
         listed = format_list(tasks, _MOST_LISTED)
         text = f"No task of {job.name} matches {' '.join(patterns)}.{similar} It has: {listed}."
         return UnknownTaskError(text, tasks=tasks)
-    (status,) = StatusReader([job]).read()
-    text = f"{job.name} has no logs: it is {status.state}. {as_sentence(status.reason)}"
-    return NoLogsError(f"{text.rstrip()} {_advise_without_logs(job, status.state)}".rstrip())
-
-
-def _advise_without_logs(job: KnownJob, state: str) -> str:
-    """Return advice for a job that has no logs: to wait, or to read the file that Slurm writes for its batch script.
-
-    `state` is the job's state, such as "PENDING". A batch script that failed early left only Slurm's file.
-    """
-    if state in ("PENDING", "RUNNING"):
-        return f"To wait for them: tf4slurm logs -f {job.job_id or job.name}"
-    if job.slurm_id is None:
-        return ""
-    output = ""
-    with contextlib.suppress(LaunchError):
-        output = query_job(job.slurm_id).output
-    output = output or f"slurm-{job.job_id}.out, in the directory in which it was submitted"
-    return f"Slurm's output of the job has the reason: {output}"
+    (status,) = StatusReader([job], reads_output=True).read()
+    text = f"{job.name} has no logs: it is {status.state}. {as_sentence(status.reason)}".rstrip()
+    if status.state in ("PENDING", "RUNNING"):
+        text += f" To wait for them: tf4slurm logs -f {job.job_id or job.name}"
+    return NoLogsError("\n".join([text, *describe_slurm_output(status.slurm_output)]))

@@ -40,6 +40,23 @@ _LATER_RUN = re.compile(r"(?P<name>.+)-(?P<number>\d+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
+class KnownEnd:
+    """The end of a job without a result, or the equal ends of several elements of a job array.
+
+    Attributes:
+        job_id: Slurm's id of what has ended so, such as "4711" or "4711_[3-5]".
+        state: For example "FAILED".
+        exit_code: The exit code.
+        reason: How it ended, in words.
+    """
+
+    job_id: str = ""
+    state: str = ""
+    exit_code: int = 1
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class KnownJob:
     """A submitted or started job, or an element of a job array: its id, its name and the place of its files.
 
@@ -55,6 +72,9 @@ class KnownJob:
             forgets a job some minutes after its end.
         labels: Names and values of the varied arguments, for an element of an array.
         process: The process that starts the elements of a local sweep; None for any other job.
+        outputs: Paths of the files that Slurm writes for the batch script, with Slurm's patterns %A, %a and %j: that of
+            --output, and that of --error if it is given. Empty if unknown.
+        ends: The ends without a result that Slurm or this job's files have shown, of the job or of elements.
     """
 
     job_id: str | None = None
@@ -66,6 +86,8 @@ class KnownJob:
     cancelled: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     process: Process | None = None
+    outputs: tuple[str, ...] = ()
+    ends: tuple[KnownEnd, ...] = ()
 
     @property
     def slurm_id(self) -> JobId | None:
@@ -181,6 +203,7 @@ def register_job(
     job_id: str | None = None,
     array: Sequence[ArrayElement] = (),
     process: Process | None = None,
+    outputs: Sequence[str] = (),
 ) -> KnownJob:
     """Register the job whose run directory is `runs_directory`/`name`, which need not exist. Return the job.
 
@@ -189,12 +212,16 @@ def register_job(
     Args:
         array: The elements of a job array or of a local sweep.
         process: The process that starts the elements of a local sweep.
+        outputs: See `KnownJob`. If they are not given, those of an earlier registration of the job are kept.
     """
     place, now = str(runs_directory.absolute()), round(time.time(), 6)
-    job = KnownJob(job_id, name, place, now, array=tuple(array), process=process)
+    job = KnownJob(job_id, name, place, now, array=tuple(array), process=process, outputs=tuple(outputs))
     with contextlib.suppress(OSError):
         if job.whole_name != name and (_directory(environ) / _file_name(job.runs_directory, job.whole_name)).exists():
             return job
+    entry = None if outputs or job_id is None else _read_registered(job, environ)
+    if entry is not None and entry.job_id == job_id:  # the launcher of a submitted job
+        job = replace(job, outputs=entry.outputs)
     _write_registered(job, environ)
     return job
 
@@ -211,6 +238,46 @@ def register_cancelled(job: KnownJob, cancelled: JobId, environ: Mapping[str, st
         if (known.name, known.runs_directory) == (job.whole_name, job.runs_directory):
             _write_registered(note(known), environ)
     return note(job)
+
+
+def read_known_ends(job: KnownJob, environ: Mapping[str, str]) -> dict[JobId, KnownEnd]:
+    """Return the ends in the entry of a job, or of the job array that it belongs to, by the id of the job or element."""
+    entry = _read_registered(job, environ)
+    found: dict[JobId, KnownEnd] = {}
+    for end in entry.ends if entry is not None else ():
+        with contextlib.suppress(ValueError):  # damaged
+            job_id = JobId.parse(end.job_id)
+            found.update({replace(job_id, elements=(index,)): end for index in job_id.elements} or {job_id: end})
+    return found
+
+
+def register_known_ends(job: KnownJob, ends: Mapping[JobId, KnownEnd], environ: Mapping[str, str]) -> None:
+    """Add ends to the entry of a job or job array, because Slurm forgets them. Later ends replace earlier ones.
+
+    `ends` has the ends by the id of the job or element. A job that is not registered gets no entry.
+    """
+    entry = _read_registered(job, environ)
+    if entry is None:
+        return
+    equal: dict[KnownEnd, list[JobId]] = {}
+    for job_id, end in {**read_known_ends(job, environ), **ends}.items():
+        equal.setdefault(replace(end, job_id=""), []).append(job_id)
+    found = []
+    for end, ids in equal.items():
+        elements = tuple(sorted(index for job_id in ids for index in job_id.elements))
+        found.append(replace(end, job_id=str(replace(ids[0], elements=elements))))
+    _write_registered(replace(entry, ends=tuple(found)), environ)
+
+
+def _read_registered(job: KnownJob, environ: Mapping[str, str]) -> KnownJob | None:
+    """Return the entry of the array that a job belongs to, or else of the job. Return None without a valid one."""
+    for name in dict.fromkeys((job.whole_name, job.name)):
+        with contextlib.suppress(OSError, UntrustedFileError, SchemaVersionError):
+            path = _directory(environ) / _file_name(job.runs_directory, name)
+            entry = read_file(path, KnownJob, functools.partial(read_trusted, instead=_INSTEAD))
+            if entry is not None and (entry.name, entry.runs_directory) == (name, job.runs_directory):
+                return entry
+    return None
 
 
 def register_end(job: KnownJob, environ: Mapping[str, str]) -> KnownJob:
@@ -435,8 +502,8 @@ def latest_run(job: KnownJob) -> RunDirectory:
         )
         raise RunDirectoryError(text, path=path)
     raise RunDirectoryError(
-        f"The job {job.name!r} has no run directory: {path!r} does not exist. The job has not started yet, or the "
-        "directory was moved or deleted. Wait for the start, or give the path of the directory.",
+        f"The job {job.name!r} has no run directory: {path!r} does not exist. The job has not created it, or the "
+        f"directory was moved or deleted. To find out: tf4slurm status {job.job_id or job.name}",
         path=path,
     )
 

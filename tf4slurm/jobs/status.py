@@ -70,6 +70,9 @@ class JobStatus:
             launcher), "lost" or "terminated".
         labels: Names and values of the varied arguments, from --grid, --array-args or --label.
         elements: The states of the elements of a job array, in the order of their indices. Empty for any other job.
+        has_result: Whether the latest run of the job has written its result.json.
+        slurm_output: The last lines of the files that Slurm wrote for the batch script, by path. Only for a job that
+            ended without a result and not COMPLETED. Of a job array, those of the first such element.
     """
 
     job_id: str | None
@@ -97,6 +100,8 @@ class JobStatus:
     tasks: tuple[TaskStatus, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     elements: tuple[JobStatus, ...] = ()
+    has_result: bool = False
+    slurm_output: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def has_ended(self) -> bool:
@@ -120,6 +125,11 @@ class JobStatus:
         Its state is FORGOTTEN, or UNKNOWN without an exit code.
         """
         return self.state in (FORGOTTEN, "UNKNOWN") and not self.has_ended
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job has ended with another state than COMPLETED, or is FORGOTTEN."""
+        return not self.can_change and self.state != COMPLETED
 
     @property
     def can_change(self) -> bool:
@@ -231,6 +241,7 @@ def read_status(
         warnings=tuple(all_warnings),
         tasks=() if state == "PENDING" or is_earlier else _find_tasks(files, has_ended=has_ended),
         labels=job.labels or files.job.labels,
+        has_result=files.result is not None and not is_earlier,
     )
 
 

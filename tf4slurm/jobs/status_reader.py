@@ -9,12 +9,20 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tf4slurm.errors import COMPLETED, FAILED, REQUEUED, STOPPED, LaunchError, SchemaVersionError
 from tf4slurm.jobs.formatting import format_count
-from tf4slurm.jobs.registry import KnownJob, find_run_directories
+from tf4slurm.jobs.registry import (
+    KnownEnd,
+    KnownJob,
+    find_run_directories,
+    read_known_ends,
+    register_known_ends,
+)
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import FILE_NAMES, ResultFile
+from tf4slurm.jobs.slurm_output import read_slurm_output
 from tf4slurm.jobs.status import FORGOTTEN, SLURM_SECONDS, JobStatus, SlurmEnds, read_status
 from tf4slurm.slurm.commands import query_queue
 from tf4slurm.slurm.job_id import JobId
@@ -30,20 +38,32 @@ class StatusReader:
     The files of elements that have ended are read again only after the next answer.
     """
 
-    def __init__(self, jobs: Sequence[KnownJob], *, ask_seconds: float = 10.0, refuse_newer: bool = True) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[KnownJob],
+        *,
+        ask_seconds: float = 10.0,
+        refuse_newer: bool = True,
+        reads_output: bool = False,
+    ) -> None:
         """Query Slurm at most once per `ask_seconds` (default 10), or once a second if pending jobs write results.
 
         If a newer tf4slurm wrote a job's files, `read` raises SchemaVersionError. With `refuse_newer=False`, the job
-        has the state UNKNOWN instead.
+        has the state UNKNOWN instead. With `reads_output`, `JobStatus.slurm_output` is read.
+
+        An end without a result that Slurm shows is noted in the job's entry in the registry. It stays the end of the
+        job when Slurm has forgotten it or does not answer.
         """
         self._jobs = jobs
+        self._reads_output = reads_output
         self._refuse_newer = refuse_newer
         self._ask_seconds = ask_seconds
         self._asked_at = self._asked_time = -math.inf
         self._entries: dict[int, list[QueueEntry]] = {}
         self._ends = SlurmEnds()
         self._ended: dict[str, tuple[Sequence[RunDirectory], JobStatus]] = {}
-        self._last_ends: dict[str, JobStatus] = {}  # Slurm may forget an end that it has shown before
+        self._known_ends: dict[tuple[str, str], dict[JobId, KnownEnd]] = {}  # those in the registry, by array or job
+        self._new_ends: dict[JobId, KnownEnd] = {}
         self._warnings: list[str] = []
 
     def read(self) -> list[JobStatus]:
@@ -77,11 +97,24 @@ class StatusReader:
             self._entries.setdefault(entry.job_id.number, []).append(entry)
 
     def _read(self, job: KnownJob) -> JobStatus:
-        own = job.slurm_id
-        if own is None:
+        if job.slurm_id is None:
             if job.array:  # a local sweep
                 return combine(job, [self._read_one(each, None, each.run_directories) for each in job.elements])
             return self._read_one(job, None, job.run_directories)
+        self._new_ends = {}
+        status = self._read_slurm_job(job, job.slurm_id)
+        if self._new_ends:
+            register_known_ends(job, self._new_ends, os.environ)
+        failed = next((each for each in status.parts if each.has_failed and not each.has_result), None)
+        if not self._reads_output or failed is None or failed.job_id is None:
+            return status
+        job_id = JobId.parse(failed.job_id)
+        known = job.element(job_id.element) if job.array and job_id.element is not None else job
+        in_queue = (entry.job_id == job_id for entry in self._entries.get(job_id.number, ()))
+        asks_slurm = failed.state != STOPPED and any(in_queue)  # many elements are cancelled before they start
+        return replace(status, slurm_output=read_slurm_output(known, asks_slurm=asks_slurm))
+
+    def _read_slurm_job(self, job: KnownJob, own: JobId) -> JobStatus:
         entries = self._entries.get(own.number, [])
         if own.element is None:
             indices = [entry.job_id.element for entry in entries if entry.job_id.element is not None]
@@ -109,13 +142,30 @@ class StatusReader:
     def _read_one(self, job: KnownJob, entry: QueueEntry | None, runs: Sequence[RunDirectory]) -> JobStatus:
         try:
             status = read_status(job, entry, self._warnings if job.job_id else (), runs=runs, ends=self._ends)
-            if status.has_ended:
-                self._last_ends[status.name] = status
-            return self._last_ends.get(status.name, status) if status.state == FORGOTTEN else status
+            return status if job.slurm_id is None else self._keep_end(job, job.slurm_id, status)
         except SchemaVersionError as error:
             if self._refuse_newer:
                 raise
             return JobStatus(job_id=job.job_id, name=job.name, state="UNKNOWN", reason=str(error), started=job.started)
+
+    def _keep_end(self, job: KnownJob, job_id: JobId, status: JobStatus) -> JobStatus:
+        """Return the state of a job of Slurm, with its earlier end if Slurm does not know or show that any more.
+
+        A new end is added to `_new_ends`.
+        """
+        if status.has_result or not (status.has_ended or status.is_unclear):
+            return status
+        key = (job.runs_directory, job.whole_name)
+        if key not in self._known_ends:
+            self._known_ends[key] = read_known_ends(job, os.environ)
+        before = self._known_ends[key].get(job_id)
+        if status.has_ended and status.state != REQUEUED:
+            end = KnownEnd(str(job_id), status.state, status.exit_code or 0, status.reason)
+            if before is None or (before.state, before.exit_code) != (end.state, end.exit_code):
+                self._known_ends[key][job_id] = self._new_ends[job_id] = end
+        elif before is not None and not status.has_ended:
+            return replace(status, state=before.state, exit_code=before.exit_code, reason=before.reason)
+        return status
 
 
 def _find_entry(job_id: JobId, entries: Sequence[QueueEntry]) -> QueueEntry | None:

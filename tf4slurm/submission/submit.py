@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import getpass
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
+from tf4slurm.jobs.slurm_output import DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
 from tf4slurm.network.ports import format_ranges
 from tf4slurm.slurm.commands import find_jobs_with_comment, has_no_cluster, query_site, run_program
@@ -24,7 +26,7 @@ from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.spec.points import ArrayElement
-from tf4slurm.submission.batch_script import make_script
+from tf4slurm.submission.batch_script import make_sbatch_options, make_script
 from tf4slurm.submission.environment_check import check_environment
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.directories import make_directories
@@ -79,7 +81,8 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
         if isinstance(error, RefusedError) and spec.elements and (limit := _find_array_limit(error)) is not None:
             raise limit from error
         raise
-    job = register_job(f"{spec.name}-{job_id}", placed.runs_directory, environ, str(job_id), spec.elements)
+    name, outputs = f"{spec.name}-{job_id}", find_outputs(placed)
+    job = register_job(name, placed.runs_directory, environ, str(job_id), spec.elements, outputs=outputs)
     try:
         os.link(draft, job.batch_script)  # never overwrites a file
         draft.unlink()
@@ -107,7 +110,8 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str], ele
     labels = {each.index: each.labels for each in job.array}
     array = [ArrayElement(index, labels.get(index, job.labels)) for index in elements]
     name = f"{job.given_name}-{job_id}"
-    again = register_job(name, script.parent, environ, str(job_id), array)
+    outputs = [path for path in job.outputs if os.path.dirname(path) == str(directory)]
+    again = register_job(name, script.parent, environ, str(job_id), array, outputs=outputs)
     with contextlib.suppress(OSError):
         os.link(script, again.batch_script)
     return again
@@ -327,6 +331,22 @@ def make_output_directory(spec: BatchSpec) -> None:
             "directory that you may write.",
             path=str(directory),
         ) from error
+
+
+def find_outputs(spec: BatchSpec) -> tuple[str, ...]:
+    """Return the paths of the files that Slurm will write for the batch script, as in `KnownJob.outputs`.
+
+    They are absolute. Slurm's patterns %x and %u are filled in, others are kept.
+    """
+    options = make_sbatch_options(spec)[0]
+    default = DEFAULT_ARRAY_OUTPUT if "array" in options else DEFAULT_OUTPUT
+    paths = [options.get("output", default), *(options[name] for name in ("error",) if name in options)]
+    known = {"%x": options["job-name"].replace("%", "%%")}
+    with contextlib.suppress(OSError, KeyError):  # the host has no name for this user
+        known["%u"] = getpass.getuser().replace("%", "%%")
+    filled = [re.sub("%[%xu]", lambda match: known.get(match[0], match[0]), path) for path in paths]
+    directory = os.path.join(Path.cwd(), options.get("chdir", ""))
+    return tuple(os.path.join(directory.replace("%", "%%"), path) for path in filled)
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
