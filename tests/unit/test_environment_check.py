@@ -94,7 +94,7 @@ SUBMITTED: dict[str, Options] = {
 
 
 def spec_of(options: Options) -> BatchSpec:
-    roles = {} if options.get("single") else {"workers": 1}
+    roles: Options = {} if options.get("single") else {"workers": 1}
     return BatchSpec(command=("true",), **roles, **options)
 
 

@@ -241,7 +241,7 @@ def register_cancelled(job: KnownJob, cancelled: JobId, environ: Mapping[str, st
 
 
 def read_known_ends(job: KnownJob, environ: Mapping[str, str]) -> dict[JobId, KnownEnd]:
-    """Return the ends in the entry of a job, or of the job array that it belongs to, by the id of the job or element."""
+    """Return the ends in the entry of a job, or of its job array, by the id of the job or element."""
     entry = _read_registered(job, environ)
     found: dict[JobId, KnownEnd] = {}
     for end in entry.ends if entry is not None else ():

@@ -28,7 +28,7 @@ _SLURM_SECONDS = 5.0
 
 
 def describe_slurm_output(ends: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the lines to print for the result of `read_slurm_output`: each path, then the indented lines of the file."""
+    """Return the lines to print for the result of `read_slurm_output`: a heading and the lines of each file."""
     found = []
     for path, lines in ends.items():
         found += [f"Slurm's output, {path}, ends with:", *(f"    {line}" for line in lines)]
@@ -38,8 +38,9 @@ def describe_slurm_output(ends: Mapping[str, Sequence[str]]) -> list[str]:
 def read_slurm_output(job: KnownJob, *, asks_slurm: bool) -> dict[str, tuple[str, ...]]:
     """Return the end of the files that Slurm has written for a job, or for one element of a job array, by path.
 
-    The end of a file is its last 12 lines that are not blank, without control characters. Files that do not exist, are empty, or belong to another user than that of the job, this user and root, are left
-    out. After a requeue, the default output is that of the last run.
+    The end of a file is its last 12 lines that are not blank, without control characters. Files that do not exist, are
+    empty, or belong to another user than that of the job, this user and root, are left out. After a requeue, the
+    default output is that of the last run.
 
     Args:
         asks_slurm: Query Slurm's controller for the path if no file is found at the registered paths.

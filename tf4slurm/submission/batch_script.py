@@ -81,7 +81,7 @@ def _output(spec: BatchSpec, *, is_array: bool) -> str:
 
 
 def environment_lines(spec: BatchSpec) -> list[tuple[str, str]]:
-    """Return the lines of bash that set up the environment, each after the option that it comes from, such as "venv"."""
+    """Return the lines of bash that set up the environment, each after its option, such as "venv"."""
     lines = []
     if spec.module:
         lines.append(("module", "type module >/dev/null 2>&1 || . /etc/profile"))
