@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.growing_job import GrowingJob
 from tf4slurm import api
 from tf4slurm.errors import JobStateError, OptionError, RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import WorkerArray
+from tf4slurm.jobs.schema import StatusFile, WorkerArray
 
 
 def test_grow_keeps_earlier_arrays(growing_job: GrowingJob) -> None:
@@ -46,6 +47,15 @@ def test_array_that_cannot_be_recorded_is_cancelled(growing_job: GrowingJob) -> 
     with pytest.raises(RunDirectoryError, match=r"worker_arrays\.jsonl"):
         api.grow(growing_job.known, 1)
     assert growing_job.cancelled == ["4712"]
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+def test_grow_says_that_it_waits_for_the_chief(
+    growing_job: GrowingJob, caplog: pytest.LogCaptureFixture, accepts: bool
+) -> None:
+    growing_job.run.write(StatusFile(time=time.time(), accepts_workers=accepts))
+    assert api.grow(growing_job.known, 1) == "4712"
+    assert ("the chief of train-4711 has made no strategy yet" in caplog.text) != accepts
 
 
 # Options and settings

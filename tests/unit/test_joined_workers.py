@@ -486,3 +486,56 @@ def test_worker_that_has_left_is_not_admitted_as_another_one() -> None:
     with pytest.raises(RendezvousClosedError, match="this worker has left the job"):
         join(job, joined_rank=record.rank)
     assert job.state.tasks.num_joined == 1
+
+
+# Why a worker cannot join, or waits
+
+SAID_NOTHING = ScriptState(step=100)
+
+
+def obstacle(job: Job) -> str:
+    return job.state.tasks.find_workers_obstacle(job.state.now)
+
+
+def wait_of(job: Job, rank: int) -> str:
+    return job.state.scripts.joined_workers.describe_wait(rank, job.state.tasks.chief, obstacle(job))
+
+
+@pytest.mark.parametrize(
+    ("script", "has_server", "seconds", "words"),
+    [
+        (SAID_NOTHING, True, 21, "without parameter_server_strategy() or job_strategy() of tf4slurm.tensorflow"),
+        (SAID_NOTHING, True, 10, ""),
+        (SAID_NOTHING, False, 100, ""),
+        (ACCEPTS, True, 100, ""),
+        (ScriptState(workers_error="TensorFlow 9"), True, 0, "TensorFlow 9"),
+        (ScriptState(workers_error="TensorFlow 9"), False, 0, "TensorFlow 9"),
+    ],
+)
+def test_chief_with_a_strategy_of_tensorflow_can_use_no_workers(
+    script: ScriptState, has_server: bool, seconds: float, words: str
+) -> None:
+    job = train(script=script)
+    job.send(0, "running", script=script, has_server=has_server)
+    job.turn(seconds)
+    assert (words in obstacle(job), bool(obstacle(job))) == (True, bool(words))
+    job.send(0, "running", script=ACCEPTS, has_server=has_server)  # it only needed longer
+    assert obstacle(job) == ""
+
+
+def test_joined_worker_has_the_reason_of_its_wait() -> None:
+    job = train(script=SAID_NOTHING)
+    join(job)
+    assert wait_of(job, 4) == "the script of the chief has made no strategy with tf4slurm.tensorflow yet"
+    job.send(0, "running", script=SAID_NOTHING, has_server=True)
+    job.turn(21)
+    assert "has started its TensorFlow server without" in wait_of(job, 4)
+    job.send(0, "running", script=ACCEPTS, has_server=True)
+    assert wait_of(job, 4) == "its script has not started its TensorFlow server yet"
+    serve(job, 4)
+    assert wait_of(job, 4) == "the chief has not connected to it yet"
+    job.send(0, "running", script=ScriptState(workers=(0, 1, 2)), has_server=True)
+    assert [wait_of(job, rank) for rank in job.ranks] == [""] * 5
+    job.send(4, "running", stop_signal="SIGTERM", has_server=True)
+    use(job, 0, 1)
+    assert wait_of(job, 4) == "it must leave: it leaves"

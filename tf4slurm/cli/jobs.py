@@ -116,6 +116,11 @@ def _describe(job: JobStatus) -> list[str]:
         left = [task for task in job.tasks if task.has_joined and task.is_gone]
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
         lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
+        lines += [
+            f"{task.task} (joined) waits: {task.detail}."
+            for task in job.tasks
+            if task.has_joined and task.detail and not task.is_gone
+        ]
         lines += [f"{format_count(job.workers_left, 'worker')} joined and left again."] if job.workers_left else []
     if not job.has_ended and any(task.steps_per_second is not None for task in job.tasks):
         lines.append(f"STEP/S: {MEANING}")

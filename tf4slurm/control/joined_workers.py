@@ -93,6 +93,26 @@ class JoinedWorkers:
         worker = self._joined_workers.get(rank)
         return (worker.dismissal, worker.exit_code) if worker is not None else ("", 0)
 
+    def describe_wait(self, rank: int, chief: TaskRecord | None, obstacle: str) -> str:
+        """Return why the chief does not use a joined worker yet, in words. Return "" for another task, or if it does.
+
+        `obstacle` is the reason why no worker can join, or "" (`TaskTable.find_workers_obstacle`).
+        """
+        worker = self._joined_workers.get(rank)
+        if worker is None or worker.is_used or chief is None:
+            return ""
+        if worker.dismissal:
+            return f"it must leave: {worker.dismissal}"
+        if worker.leaves_by < _NEVER:
+            return "it leaves"
+        if obstacle:
+            return obstacle
+        if chief.observed.script.workers is None:
+            return "the script of the chief has made no strategy with tf4slurm.tensorflow yet"
+        if worker.has_served:
+            return "the chief has not connected to it yet"
+        return "its script has not started its TensorFlow server yet"
+
     def add(self, record: TaskRecord, now: float) -> None:
         self._joined_workers[record.rank] = _JoinedWorker(record, now + self._spec.start_timeout_seconds)
 

@@ -111,6 +111,7 @@ class Receiver:
             self._on_script_state(record, before.script)
         if record.observed.has_server and not before.has_server:
             state.watches.note_server()
+            record.serving_at = state.now
             state.emit("serving", record, "has a server that answers")
         if record.attempt < observed.attempt == state.attempt and record.address is not None and observed.port:
             state.on_address(record, Address(record.address.host, observed.port))

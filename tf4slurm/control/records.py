@@ -51,6 +51,7 @@ class TaskRecord:
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.
         started_at: Time when the last start of the child was reported. None before the first in this attempt.
+        serving_at: Time when the first server at the port of the child was reported. None before that.
         ended_at: Time when the child exited, or when the agent terminated or was lost before that.
         early_failures: What ended the children of this attempt that failed soon after their start, before they had a
             server, by the number of the start.
@@ -73,6 +74,7 @@ class TaskRecord:
     desired_start_count: int = 0
     observed: ObservedState = field(default_factory=ObservedState)
     started_at: float | None = None
+    serving_at: float | None = None
     ended_at: float | None = None
     released_barrier: str = ""
     barrier_error: str = ""
@@ -82,7 +84,7 @@ class TaskRecord:
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
         self.desired_start_count = 0
         self.is_done = False
-        self.started_at = self.ended_at = None
+        self.started_at = self.serving_at = self.ended_at = None
         self.early_failures = {}
 
     def note_failure(self, now: float) -> None:

@@ -11,6 +11,11 @@ from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.roles import JOINED_WORKER, role_of
 
 _MAX_LEFT = 20
+_STRATEGY_SECONDS = 20.0  # from the chief's server to the report of its workers; usually less than 2 s
+_OWN_STRATEGY = (
+    "the script of the chief has started its TensorFlow server without parameter_server_strategy() or job_strategy() of "
+    "tf4slurm.tensorflow, so it uses only the workers of the cluster spec"
+)
 
 
 class TaskTable:
@@ -82,6 +87,18 @@ class TaskTable:
         """The reason that the chief's script has reported why no worker can join. Empty if it has reported none."""
         chief = self.chief
         return "" if chief is None else chief.observed.script.workers_error
+
+    def find_workers_obstacle(self, now: float) -> str:
+        """Return why no worker can join. Return "" if one can, or if that is not yet known.
+
+        This is `workers_error`, or that the chief's TensorFlow server has answered for 20 s without a strategy of
+        tf4slurm.tensorflow. Such a strategy starts that server and reports the workers within a few seconds.
+        """
+        chief = self.chief
+        if chief is None or self.workers_error or self.accepts_workers or not chief.observed.has_server:
+            return self.workers_error
+        is_own = chief.serving_at is not None and now - chief.serving_at >= _STRATEGY_SECONDS
+        return _OWN_STRATEGY if is_own else ""
 
     def variable_bytes(self, record: TaskRecord) -> int | None:
         """Return the bytes of the variables on a ps. None if the chief has not reported them, or for another task."""

@@ -7,6 +7,7 @@ not stop the job: events.jsonl ends at the first error, and the other two contin
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -127,6 +128,7 @@ class Recorder:
         state = self._state
         now = self._clock.now()
         records = state.tasks.in_order()
+        obstacle = state.tasks.find_workers_obstacle(now)
         before, self._progress = self._progress, {}
         for record in records:
             # Progress is kept by task, not by rank: a spare and the task that it replaces exchange their roles.
@@ -143,13 +145,17 @@ class Recorder:
             grace_seconds_left=_round(state.grace_seconds_left(now)),
             warnings=state.watches.warnings,
             shards=state.scripts.shards,
-            workers_error=state.tasks.workers_error,
+            accepts_workers=state.tasks.accepts_workers,
+            workers_error=obstacle,
             workers_left=state.tasks.num_left,
-            tasks=tuple(
-                describe_task(state.tasks, record, self._started_at, now, self._progress[record.task])
-                for record in records
-            ),
+            tasks=tuple(self._describe(record, now, obstacle) for record in records),
         )
+
+    def _describe(self, record: TaskRecord, now: float, obstacle: str) -> TaskStatus:
+        tasks = self._state.tasks
+        status = describe_task(tasks, record, self._started_at, now, self._progress[record.task])
+        wait = self._state.scripts.joined_workers.describe_wait(record.rank, tasks.chief, obstacle)
+        return dataclasses.replace(status, detail=wait) if wait and status.detail is None else status
 
     def _sample(self) -> Sample | None:
         now = self._clock.now()

@@ -116,7 +116,7 @@ class TaskStatus:
         killed_by: What ended the child process or its agent: "liveness_probe", "guard" (the process above the agent was
             killed), "slurmstepd" (Slurm's process above the task was killed) or "stop" (the job or the attempt ended).
             null if the child process ended by itself.
-        detail: Details of the state, in words.
+        detail: Details of the state, in words. Of a joined worker, why the chief does not use it yet.
         is_gone: Whether the task's agent has exited or is lost.
         heartbeat_age_seconds: Seconds since the last heartbeat of its agent.
         started_seconds: Last start of its child process, in seconds since the job's start.
@@ -181,6 +181,8 @@ class StatusFile:
             save after a stop request.
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name.
+        accepts_workers: Whether the chief's script has reported that workers can join. false until it has made its
+            strategy.
         workers_error: The reason why no worker can join the job; empty if one can, or if that is not yet known.
         workers_left: Number of joined workers that have left.
         tasks: The tasks by rank, joined workers last. A spare that has replaced a task has the position of that task.
@@ -197,6 +199,7 @@ class StatusFile:
     grace_seconds_left: float | None = None
     warnings: tuple[str, ...] = ()
     shards: tuple[ShardProgress, ...] = ()
+    accepts_workers: bool = False
     workers_error: str = ""
     workers_left: int = 0
     tasks: tuple[TaskStatus, ...] = ()

@@ -13,7 +13,7 @@ from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import WorkerArray
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.jobs.worker_jobs import find_worker_jobs
-from tf4slurm.joining.join import check_joinable
+from tf4slurm.joining.join import check_joinable, warn_of_wait
 from tf4slurm.slurm.commands import cancel_job
 from tf4slurm.spec.batch_spec import BatchSpec, parse_pairs
 from tf4slurm.spec.options import key_of, unknown
@@ -97,6 +97,7 @@ def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mappi
     except Tf4SlurmError:
         cancel_job(job_id)
         raise
+    warn_of_wait(job, directory)
     return str(job_id)
 
 

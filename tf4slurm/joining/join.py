@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ from tf4slurm.slurm.environ import own_node_name
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.guard import start_guard
 from tf4slurm.system.output import LineWriter
+
+logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 
@@ -60,6 +63,7 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
         text = f"{job.name} runs in a network of its own, which no other process reaches: start it without --isolated."
         raise JobStateError(text, job=job.name, state="RUNNING")
     spec = JobSpec(file.command, **file.options)
+    warn_of_wait(job, directory)
     directory.add_worker_arrays()
     if not _wait_for_control(directory, spec.start_timeout_seconds):
         check_joinable(job, directory, "join")  # it may have ended in the meantime
@@ -158,6 +162,17 @@ def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile
     if reason:
         raise JobStateError(f"{job.name} {reason}.", job=job.name, state=state or "RUNNING")
     return file
+
+
+def warn_of_wait(job: KnownJob, directory: RunDirectory) -> None:
+    """Log a warning if the chief's script has not said yet that workers can join this run of a job."""
+    if not JobFiles(directory).status.accepts_workers:
+        logger.warning(
+            "the chief of %s has made no strategy yet. A new worker waits until its script calls "
+            "parameter_server_strategy() or job_strategy() of tf4slurm.tensorflow, at most --start-timeout, and leaves "
+            "with exit code 6 without such a call",
+            job.name,
+        )
 
 
 def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
