@@ -2,7 +2,8 @@
 
 Arguments: the directory of the files. Each task writes DIRECTORY/<role>-<index>.pid. The chief writes the workers that
 it uses, one JSON list per line, to DIRECTORY/workers.log; it ends when DIRECTORY/end exists, and takes no other workers
-while DIRECTORY/hold exists. Other tasks answer as a gRPC server does.
+while DIRECTORY/hold exists. Other tasks answer as a gRPC server does. With WORKERS_LATER=1 in its environment, the
+chief says that it can use other workers when DIRECTORY/say exists.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ def lead(directory: Path, workers: list[int]) -> None:
     assert channel is not None
     if error := os.environ.get("WORKERS_ERROR"):
         channel.send(workers_error=error)
-    else:
+    elif not os.environ.get("WORKERS_LATER"):
         channel.send(workers=tuple(workers))
     step = 0
     while not (directory / "end").exists():
         step += 1
         channel.report(step, {})
+        if channel.state.workers is None and (directory / "say").exists():
+            channel.send(workers=tuple(workers))
         wanted = [index for index, _ in channel.desired.workers] or workers
         used, is_held = channel.state.workers, (directory / "hold").exists()
         if used is not None and wanted != list(used) and not is_held:

@@ -161,3 +161,26 @@ def test_grow_of_an_ended_job_is_refused(growing: GrowingJob) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "has ended" in refused.stderr
     assert growing.lab.queue() == []
+
+
+def test_grow_of_a_job_whose_chief_can_use_no_workers_is_refused(lab: SlurmLab, tmp_path: Path) -> None:
+    growing = GrowingJob(lab, tmp_path, "--env", "WORKERS_ERROR=no worker can join")
+    status = growing.run_directory / "status.json"
+    assert wait_until(lambda: bool(json.loads(status.read_text())["workers_error"]), _SECONDS)
+    refused = growing.run("grow", growing.id, "--workers", "1", check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "cannot use more workers: no worker can join" in refused.stderr
+    assert len(lab.queue()) == 1
+    growing.finish()
+
+
+def test_worker_that_waits_for_the_chief_has_its_reason_in_status(lab: SlurmLab, tmp_path: Path) -> None:
+    growing = GrowingJob(lab, tmp_path, "--env", "WORKERS_LATER=1")
+    added = growing.run("grow", growing.id, "--workers", "1", "-t", "5")
+    assert f"the chief of grow-{growing.id} has made no strategy yet" in added.stderr
+    text = "worker/1 (joined) waits: the script of the chief has made no strategy with tf4slurm.tensorflow yet."
+    assert wait_until(lambda: text in growing.run("status", growing.id).stdout, _SECONDS, poll_seconds=0.5)
+    (growing.children / "say").touch()
+    growing.wait_for(lambda workers: workers == [0, 1])
+    assert wait_until(lambda: " waits: " not in growing.run("status", growing.id).stdout, _SECONDS, poll_seconds=0.5)
+    growing.finish()

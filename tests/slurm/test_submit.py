@@ -292,6 +292,15 @@ def test_job_runs_in_its_snapshot(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4sl
     assert (tmp_path / f"slurm-{job_id}.out").read_text() == "as submitted\n"
 
 
+def test_environment_that_does_not_exist_is_refused(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
+    for option, words in (("--venv", "'/no/such/bin/activate' does not exist"), ("--python", "cannot be run")):
+        refused = tf4slurm("submit", "--workers", "1", option, "/no/such", "--", *ENDS_AT_ONCE, check=False)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert words in refused.stderr
+    assert lab.queue() == []
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.long
 def test_python_of_environment_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4slurm: Tf4slurm) -> None:
     """A virtual environment whose Python reports its use; a json.py beside the script has no effect."""
@@ -305,7 +314,7 @@ def test_python_of_environment_runs_tf4slurm(tmp_path: Path, lab: SlurmLab, tf4s
     job_id = submit(tf4slurm, "-N2", "-n2", "--no-chief", "--venv", "my venv", "--", *command)
     assert lab.wait_for_job(job_id) == ("COMPLETED", "0:0")
     output = (tmp_path / f"slurm-{job_id}.out").read_text()
-    assert output.startswith("this one: -m tf4slurm\n")
+    assert output.startswith("this one: -m tf4slurm\n")  # the check before the submission has passed, too
     assert "worker/0 | trained" in output
 
 

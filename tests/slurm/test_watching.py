@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -124,6 +127,70 @@ def test_state_of_a_job_without_a_launcher_is_that_of_the_accounting(accounting_
     assert watcher.run("wait", job_id).returncode == 1  # the script needs a task of tf4slurm
     assert wait_until(lambda: "accounting" in watcher.status(job_id)["reason"], 60, poll_seconds=0.5)
     assert watcher.status(job_id)["state"] == "FAILED"
+
+
+FORGETS = """#!/bin/bash
+echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1
+"""
+
+
+def test_batch_script_that_fails_at_once_is_explained_and_stays_failed(watcher: Watcher, tmp_path: Path) -> None:
+    job_id = watcher.submit("--workers", "1", "--venv", "/no/such", "--no-check-env")
+    heading = f"Slurm's output, {watcher.directory}/slurm-{job_id}.out, ends with:\n"
+    error = "/no/such/bin/activate: No such file or directory"
+    waited = watcher.run("wait", job_id)
+    assert waited.returncode == 3
+    assert heading in waited.stderr
+    forgets = tmp_path / "forgets" / "squeue"
+    forgets.parent.mkdir()
+    forgets.write_text(FORGETS)
+    forgets.chmod(0o755)
+    for path in (os.environ["PATH"], f"{forgets.parent}:{os.environ['PATH']}"):
+        shown = watcher.run("status", job_id, PATH=path).stdout
+        assert re.search(rf"^{job_id}  train-{job_id}  FAILED .*exit code 3", shown)
+        assert (heading in shown, error in shown, "tf4slurm logs" in shown) == (True, True, False)
+        for verb in ("report", "logs"):
+            refused = watcher.run(verb, job_id, PATH=path).stderr
+            assert (error in refused, "FAILED" in refused, "not started yet" in refused) == (True, True, False)
+
+
+def test_job_that_fails_before_its_tasks_start_has_a_result(watcher: Watcher) -> None:
+    with socket.create_server(("", 0)) as free:
+        port = str(free.getsockname()[1])
+    listens = f"import socket, time; s = socket.create_server(('', {port})); open('up', 'w'); time.sleep(600)"
+    prologue = f"{shlex.join([sys.executable, '-c', listens])} & other=$!; until [ -e up ]; do sleep 0.05; done"
+    job_id = watcher.submit(
+        "--workers", "1", "--control-port", port, "--prologue", prologue, "--epilogue", "kill $other"
+    )
+    waited = watcher.run("wait", job_id)
+    assert waited.returncode == 3
+    assert f"FAILED, exit code 3. None of the 1 ports {port} is free on this host" in waited.stderr
+    status = watcher.status(job_id)
+    assert (status["state"], status["has_result"], status["slurm_output"]) == ("FAILED", True, {})
+    assert watcher.run("report", job_id).returncode == 0
+
+
+def test_step_that_fails_before_its_tasks_start_has_a_result(watcher: Watcher) -> None:
+    task = (TF4SLURM, "task", "--no-chief", "--ps", "1", "--start-timeout", "5", "--", "true")
+    fails = (sys.executable, "-c", FAILS_IN_SERVICE, *task)
+    done = watcher.lab.run("srun", "-Q", "-N2", "-n2", *fails, cwd=watcher.directory, check=False)
+    assert done.returncode != 0
+    (path,) = (watcher.directory / "runs").glob("*/result.json")
+    result = json.loads(path.read_text())
+    assert (result["state"], result["exit_code"], result["reason"]) == ("FAILED", 3, "The service cannot start.")
+
+
+FAILS_IN_SERVICE = """
+import sys
+from tf4slurm.cli.main import main
+from tf4slurm.errors import LaunchError
+from tf4slurm.control.service import ControlService
+async def fail(*_):
+    raise LaunchError("The service cannot start.", command=())
+ControlService.start = fail
+sys.argv = sys.argv[1:]
+main()
+"""
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ from tf4slurm.roles import JOINED_WORKER, role_of
 _MAX_LEFT = 20
 _STRATEGY_SECONDS = 20.0  # from the chief's server to the report of its workers; usually less than 2 s
 _OWN_STRATEGY = (
-    "the script of the chief has started its TensorFlow server without parameter_server_strategy() or job_strategy() of "
-    "tf4slurm.tensorflow, so it uses only the workers of the cluster spec"
+    "the script of the chief has started its TensorFlow server without parameter_server_strategy() or job_strategy() "
+    "of tf4slurm.tensorflow, so it uses only the workers of the cluster spec"
 )
 
 
