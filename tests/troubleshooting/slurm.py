@@ -78,7 +78,7 @@ def without_configuration(place: Workplace) -> str:
 
 
 def early_failure(place: Workplace) -> str:
-    place.login(TF4SLURM, "submit", *ROLES, "--python", "/no/such/python", "--", "true")
+    place.login(TF4SLURM, "submit", *ROLES, "--python", "/no/such/python", "--no-check-env", "--", "true")
     place.lab.wait_idle()
     return place.login(TF4SLURM, "logs")
 
@@ -119,6 +119,7 @@ SLURM: Table = {
         lambda place: place.batch("srun -n1 sleep 4 &", "sleep 1; srun -n1 true"), is_long=True
     ),
     "execve()": login("srun", "-Q", "-n1", "/no/such/python", "train.py"),
+    "If only the nodes of the job have it, add --no-check-env.": submit("--venv", "/no/such/venv"),
     "module: command not found": Producer(unknown_module),
     "have no cluster": Producer(without_configuration),
     "has no logs: it is FAILED": Producer(early_failure),
