@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tf4slurm.control.service import ControlService
 from tf4slurm.errors import LaunchError, PortsInUseError, RunDirectoryError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch import launcher, start
@@ -44,7 +45,15 @@ ERRORS = {
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], object]]:
-    """Run a job in an allocation whose srun fails at once."""
+    """Run a job in an allocation whose srun fails at once. Its control service does not listen.
+
+    gRPC's servers for asyncio may crash in a process that runs one event loop after the other, as these tests do.
+    """
+
+    async def listen(*_: object) -> int:
+        return 1
+
+    monkeypatch.setattr(ControlService, "_start_server", listen)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", str(tmp_path))
