@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
@@ -19,8 +18,9 @@ from tf4slurm import api
 from tf4slurm.cli.jobs import list_, resume, wait
 from tf4slurm.cli.jobs import status as status_verb
 from tf4slurm.errors import JobStateError, LaunchError, WaitTimeoutError
+from tf4slurm.jobs import cancellation
 from tf4slurm.jobs.registry import find_job, register_cancelled
-from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.jobs.schema import JobFile, Process, ResultFile, StatusFile
 from tf4slurm.jobs.status import FORGOTTEN, JobStatus
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.job_id import JobId
