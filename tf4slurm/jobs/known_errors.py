@@ -29,13 +29,18 @@ def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
 
 _FIT = (
     "Use tf4slurm.tensorflow.fit: strategy, coordinator = tf4slurm.tensorflow.job_strategy(); def dataset_fn(): return "
-    "your dataset; fit(model, dataset_fn, coordinator=coordinator, epochs=…, steps_per_epoch=…)."
+    "your dataset; fit(model, dataset_fn, coordinator=coordinator, epochs=…, steps_per_epoch=…). evaluate and predict "
+    "likewise."
 )
 RESOLVER = (
     "TensorFlow's own SlurmClusterResolver does not use the cluster that tf4slurm has formed: it computes another one "
     "from Slurm's variables, and calls nvidia-smi. Use tf4slurm.SlurmClusterResolver, which takes the same arguments."
 )
 _KERAS_2 = "Use Keras 2 (pip install 'tf4slurm[tf-keras]', and export TF_USE_LEGACY_KERAS=1 before the job)"
+_SCOPE = (
+    "A model, optimizer or metric was created outside of the strategy's scope, or in the scope of another strategy. "
+    "Create all of them in `with strategy.scope():`, with one strategy."
+)
 _MEMORY = "Memory ran out: ask for more, or take smaller batches."
 _SLURM_MEMORY = "The job needed more memory than it had asked Slurm for: ask for more with --mem or --mem-per-cpu."
 _GPU_MEMORY = (
@@ -61,11 +66,98 @@ _KNOWN = (
         r"keras/src/[\s\S]*unsupported type .*PerReplica",
         f"Keras 3's fit does not work under MultiWorkerMirroredStrategy with several workers. {_FIT}",
     ),
+    # From here to `_SCOPE`: produced with the code of TensorFlow's guide "Parameter server training"
+    # (tests/tensorflow/guide.py), on TensorFlow 2.16, 2.18 and 2.21 with Keras 3.15, and on 2.16 with Keras 3.3.
     (
-        r"module 'keras[\w.]*' has no attribute '(experimental|SidecarEvaluator)'"
-        r"|Argument\(s\) not recognized: \{'(lr|decay)'"
-        r"|must end in `\.weights\.h5`|Invalid filepath extension for saving",
-        f"The script is written for Keras 2, and this is Keras 3. {_KERAS_2}, or change that call.",
+        r"keras/src/[\s\S]*Unrecognized data type: x=<(function|tensorflow\.python\.distribute\.)"
+        r"|keras/src/[\s\S]*Cannot get the cardinality of a dataset that is not built",
+        f"Keras 3's fit takes neither a function nor a distributed dataset. {_FIT}",
+    ),
+    (
+        r"module 'keras[\w.]*\.utils' has no attribute 'experimental'"
+        r"|No module named 'tensorflow\.keras\.utils\.experimental'",
+        f"The script is written for Keras 2, whose fit takes a DatasetCreator, and this is Keras 3. {_FIT}",
+    ),
+    (
+        r"tf4slurm/tensorflow/keras/[\s\S]*missing 1 required positional argument",
+        "fit calls the dataset function without an argument. Use a function that passes it, such as lambda: "
+        "dataset_fn(tf.distribute.InputContext()).",
+    ),
+    (
+        r"Incompatible shapes: \[(\d+)\] vs\. \[\1,[\s\S]*compile_loss/"
+        r"|Incompatible shapes: \[(\d+),[\d,]+\] vs\. \[\2\][\s\S]*compile_loss/",
+        "The labels have fewer axes than the model's output, and Keras 3 does not add them. Let the dataset return "
+        "labels of the same number of axes, such as labels[:, None].",
+    ),
+    (
+        r"must end in `\.(weights\.h5|keras)`|Invalid filepath extension for saving",
+        "The path is written for Keras 2. Keras 3 saves a model as NAME.keras, and its weights as NAME.weights.h5: use "
+        "such a name. For a SavedModel call model.export(DIRECTORY).",
+    ),
+    (
+        r"module 'keras[\w.]*' has no attribute 'SidecarEvaluator'",
+        "Keras 3 has no SidecarEvaluator. Use tf4slurm.tensorflow.evaluate_checkpoints, or a loop over "
+        "tf.train.checkpoints_iterator(DIRECTORY), which reads each checkpoint into a model.",
+    ),
+    (
+        r"module 'keras[\w.]*(?<!\.utils)' has no attribute 'experimental'|`keras\.optimizers\.legacy` is not supported"
+        r"|Argument\(s\) not recognized: \{'(lr|decay)'",
+        f"The script is written for Keras 2, and this is Keras 3. {_KERAS_2}, or change that call: most names have lost "
+        "the word experimental or legacy.",
+    ),
+    (
+        r"'ShardedVariable' object has no attribute|assert len\(emb_layer\.weights\)",
+        "A Keras 3 layer cannot use a variable that a variable_partitioner has split. Create the strategy without "
+        "variable_partitioner, and use tf4slurm.tensorflow.ShardedEmbedding for a large table.",
+    ),
+    (
+        r"'(Keras)?Variable' object has no attribute 'device'",
+        "A weight of a Keras 3 layer is not a tf.Variable, which is its attribute value: use weight.value.device.",
+    ),
+    (
+        r"Invalid input shape for input [\s\S]*Expected shape \(None, ([\w, ]+)\), but input has incompatible shape "
+        r"\(\1,?\)",
+        "A Keras 3 model takes batches, and gets one row here. Call .batch() on the dataset before .map(), or let the "
+        "layer, such as StringLookup, take the row instead of a model.",
+    ),
+    (
+        r"Missing data for input \"",
+        "A Keras 3 model of a dictionary takes its keys only. Use one name for the key and its Input, such as "
+        'Model({"features": Input(…, name="features")}, …), and call the model with {"features": …}.',
+    ),
+    (
+        r"A KerasTensor (cannot be used as input to|is symbolic)",
+        "TensorFlow's functions do not take the tensors of which a Keras 3 model is built. Use keras.ops (keras.ops.mean "
+        "for tf.reduce_mean), or a layer.",
+    ),
+    (
+        r"argument `reduction`[\s\S]*Received: reduction=auto",
+        'Keras 3 has no Reduction.AUTO: use reduction="sum_over_batch_size", or "none" for a loss of each row.',
+    ),
+    (
+        r"object has no attribute 'reset_states'",
+        "Metrics of Keras 3 have no reset_states: use reset_state().",
+    ),
+    (
+        r"Mixing different tf\.distribute\.Strategy objects"
+        r"|`colocate_vars_with` must only be passed a variable created in this"
+        r"|_validate_colocate_extended[\s\S]*'NoneType' object has no attribute 'extended'",
+        _SCOPE,
+    ),
+    (
+        # Produced with TensorFlow 2.16, 2.18 and 2.21, as the next two.
+        r"Unable to parse tensor proto",
+        "A dataset or other object of the chief was passed to a worker. Let the function for create_per_worker_dataset "
+        "make the whole dataset: use only arrays from outside of it.",
+    ),
+    (
+        r"OutOfRangeError[\s\S]*End of sequence",
+        "The dataset of a worker has ended. Let it call .repeat(), and end the training by the number of steps.",
+    ),
+    (
+        r"No module named 'portpicker'",
+        "The script starts a cluster in its own process, as TensorFlow's guide does, but tf4slurm has formed one. Take "
+        "it from TF_CONFIG, or call strategy, coordinator = tf4slurm.tensorflow.parameter_server_strategy().",
     ),
     (
         r"ImportError: Keras cannot be imported",
@@ -110,7 +202,7 @@ _KNOWN = (
         "--module, --venv or --conda.",
     ),
     (
-        r"No module named '(?!tensorflow')",
+        r"No module named '(?!tensorflow'|tensorflow\.keras\.utils\.experimental'|portpicker')",
         "The job's Python lacks a package: start the job from the environment that has it.",
     ),
     (
