@@ -137,7 +137,11 @@ def first_of(dataset_fn):
     """What the workers' first batches are."""
     coordinator = strategy_and_coordinator()[1]
     rows = iter(coordinator.create_per_worker_dataset(dataset_fn))
-    step = tf.function(lambda iterator: next(iterator))
+
+    @tf.function
+    def step(iterator):
+        return next(iterator)
+
     values = [coordinator.schedule(step, args=(rows,)) for _ in range(8)]
     coordinator.join()
     return [value.fetch() for value in values]
@@ -214,23 +218,6 @@ def evaluation():
         evaluate(dense_model(), numbers_with_columns, coordinator=coordinator, steps=2, verbose=0)
     else:
         dense_model().evaluate(numbers(), steps=2)
-
-
-@part
-def dataset_function_with_context():
-    if IS_CURED:
-        fit_with_tf4slurm(lambda: numbers(tf.distribute.InputContext()).map(lambda x, y: (x, y[:, None])))
-    else:
-
-        def dataset_fn(input_context):
-            return numbers(input_context)
-
-        fit_with_tf4slurm(dataset_fn)
-
-
-@part
-def labels_without_columns():
-    fit_with_tf4slurm() if IS_CURED else fit_with_tf4slurm(numbers)
 
 
 @part
@@ -362,7 +349,7 @@ def model_outside_of_the_scope():
             keras.optimizers.SGD(0.1, momentum=0.9).build(layer.trainable_variables)
 
 
-# Evaluation, and what a failed closure leaves behind
+# Evaluation, and datasets of workers
 
 
 @part
@@ -381,10 +368,33 @@ def dataset_that_ends():
     first_of((lambda: rows(3).repeat()) if IS_CURED else (lambda: rows(3)))
 
 
+# tf4slurm's fit, which changes classes of Keras: after the parts that use Keras alone
+
+
+@part
+def dataset_function_with_context():
+    if IS_CURED:
+        fit_with_tf4slurm(lambda: numbers(tf.distribute.InputContext()).map(lambda x, y: (x, y[:, None])))
+    else:
+
+        def dataset_fn(input_context):
+            return numbers(input_context)
+
+        fit_with_tf4slurm(dataset_fn)
+
+
+@part
+def labels_without_columns():
+    fit_with_tf4slurm() if IS_CURED else fit_with_tf4slurm(numbers)
+
+
+# This one leaves the coordinator unusable
+
+
 @part
 def dataset_of_the_chief():
     if IS_CURED:
-        first_of(lambda: numbers())
+        first_of(numbers)
     else:
         dataset = numbers()
         first_of(lambda: dataset)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import Job
+from tests.troubleshooting.page import Entry
 from tests.unit.test_child_log import kept
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.known_errors import explain
@@ -33,8 +34,6 @@ WORDS = {
     "fit_of_a_coordinators_dataset": f"neither a function nor a distributed dataset. {FIT}",
     "fit_of_a_distributed_dataset": f"neither a function nor a distributed dataset. {FIT}",
     "evaluation": "evaluate and predict likewise",
-    "dataset_function_with_context": "dataset_fn(tf.distribute.InputContext())",
-    "labels_without_columns": "labels[:, None]",
     "checkpoint_path": "NAME.keras",
     "old_layers": "most names have lost the word experimental",
     "model_of_a_row": "Call .batch() on the dataset before .map()",
@@ -52,6 +51,8 @@ WORDS = {
     "model_outside_of_the_scope": SCOPE,
     "sidecar_evaluator": "tf.train.checkpoints_iterator",
     "dataset_that_ends": ".repeat()",
+    "dataset_function_with_context": "dataset_fn(tf.distribute.InputContext())",
+    "labels_without_columns": "labels[:, None]",
     "dataset_of_the_chief": "make the whole dataset",
 }
 """By part of the guide, words of the one explanation of its failure."""
@@ -94,6 +95,15 @@ def test_failure_of_the_guides_code_has_one_explanation(name: str, outputs: Mapp
 @pytest.mark.parametrize("name", WORDS)
 def test_cure_of_the_guides_code_works(name: str, outputs: Mapping[str, str]) -> None:
     assert "Traceback (most recent call last):" not in outputs[f"{name} cured"]
+
+
+def test_each_message_of_the_page_is_printed(outputs: Mapping[str, str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/keras.md").read_text(encoding="utf-8")
+    table = page.partition("## The code of TensorFlow's guide")[2].partition("\n## ")[0]
+    messages = [text for line in table.splitlines() for text in re.findall(r"`([^`]+)`", line.split(" | ")[0])]
+    printed = "".join(outputs[name] for name in WORDS).replace("`", "")
+    assert len(messages) >= 17
+    assert [message for message in messages if not Entry(message, "").is_in(printed)] == []
 
 
 @pytest.mark.long

@@ -29,6 +29,43 @@ from tf4slurm.jobs.known_errors import explain
             "ValueError: The filename must end in `.weights.h5`. Received: filepath=x",
             "written for Keras 2",
         ),
+        # TensorFlow's guide "Parameter server training"; tests/tensorflow/test_guide.py produces the others
+        (
+            '  File "/v/keras/src/trainers/data_adapters/__init__.py", line 172, in get_data_adapter\n'
+            "ValueError: Unrecognized data type: x=<tensorflow.python.distribute.input_lib.DistributedDatasetsFromFunction "
+            "object at 0x7f>",  # Keras 3.3 on TensorFlow 2.16
+            "neither a function nor a distributed dataset",
+        ),
+        ("AttributeError: module 'keras.api.utils' has no attribute 'experimental'", "takes a DatasetCreator"),
+        ("AttributeError: module 'keras._tf_keras.keras.layers' has no attribute 'experimental'", "for Keras 2"),
+        ("AttributeError: module 'keras.api.utils' has no attribute 'SidecarEvaluator'", "has no SidecarEvaluator"),
+        (
+            "[1mInvalid input shape for input [b'red' b'green' b'blue']. Expected shape (None, 3), but input has "
+            "incompatible shape (3,)[0m",  # Keras 3.3
+            "gets one row here",
+        ),
+        (
+            '  File "/v/tensorflow/python/distribute/distribute_utils.py", line 263, in _validate_colocate_extended\n'
+            "AttributeError: 'NoneType' object has no attribute 'extended'",  # TensorFlow 2.16
+            "outside of the strategy's scope",
+        ),
+        (
+            "ValueError: `colocate_vars_with` must only be passed a variable created in this "
+            "tf.distribute.Strategy.scope(), not <tf.Variable 'embedding/embeddings:0'>",  # 2.18 and 2.21
+            "outside of the strategy's scope",
+        ),
+        (
+            "  (0) INVALID_ARGUMENT:   Incompatible shapes: [4] vs. [4,10]\n"
+            "\t [[{{node gradient_tape/compile_loss/mse/sub/BroadcastGradientArgs}}]]",
+            "fewer axes",
+        ),
+        ("Incompatible shapes: [4,10] vs. [4]\n\t [[{{node compile_loss/mse/sub}}]]", "fewer axes"),
+        (
+            "Input has an error, the original exception is InvalidArgumentError(), error message is Failed copying input "
+            "tensor from /job:chief/replica:0/task:0/device:CPU:0 to /job:worker/replica:0/task:1/device:CPU:0 in order "
+            "to run __inference_fn_22: Unable to parse tensor proto",
+            "make the whole dataset",
+        ),
         ("ImportError: Keras cannot be imported. Check that it is installed.", "needs the package tf-keras"),
         ("AttributeError: module 'tensorflow' has no attribute 'placeholder'", "written for TensorFlow 1"),
         ("AttributeError: module 'tensorflow._api.v2.train' has no attribute 'AdamOptimizer'", "for TensorFlow 1"),
@@ -116,7 +153,9 @@ def test_known_failure_has_one_line_with_cause_and_advice(text: str, meaning: st
     (explanation,) = explain(kept(text))
     assert meaning in explanation
     assert "\n" not in explanation
-    action = r"\b(take|pip install|import|start|run|use|load|install|ask|make room|let|look|shorten|check)\b"
+    action = (
+        r"\b(take|pip install|import|start|run|use|load|install|ask|make room|let|look|shorten|check|create|call)\b"
+    )
     assert re.search(action, explanation, re.IGNORECASE)
 
 
@@ -127,6 +166,14 @@ def test_error_of_our_resolver_is_not_explained_as_tensorflows() -> None:
 
 def test_dataset_of_a_custom_loop_is_not_explained_as_keras_fit() -> None:
     assert explain(["ValueError: … pass this dataset to ClusterCoordinator.create_per_worker_dataset."]) == []
+
+
+def test_another_wrong_shape_is_not_explained_as_a_row() -> None:
+    assert (
+        explain(["Invalid input shape for input x. Expected shape (None, 3), but input has incompatible shape (8, 4)"])
+        == []
+    )
+    assert explain(["Incompatible shapes: [4] vs. [5]", "[[{{node compile_loss/mse/sub}}]]"]) == []
 
 
 @pytest.mark.parametrize(

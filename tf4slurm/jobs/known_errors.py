@@ -102,8 +102,8 @@ _KNOWN = (
     (
         r"module 'keras[\w.]*(?<!\.utils)' has no attribute 'experimental'|`keras\.optimizers\.legacy` is not supported"
         r"|Argument\(s\) not recognized: \{'(lr|decay)'",
-        f"The script is written for Keras 2, and this is Keras 3. {_KERAS_2}, or change that call: most names have lost "
-        "the word experimental or legacy.",
+        f"The script is written for Keras 2, and this is Keras 3. {_KERAS_2}, or change that call: most names have "
+        "lost the word experimental or legacy.",
     ),
     (
         r"'ShardedVariable' object has no attribute|assert len\(emb_layer\.weights\)",
@@ -127,8 +127,8 @@ _KNOWN = (
     ),
     (
         r"A KerasTensor (cannot be used as input to|is symbolic)",
-        "TensorFlow's functions do not take the tensors of which a Keras 3 model is built. Use keras.ops (keras.ops.mean "
-        "for tf.reduce_mean), or a layer.",
+        "TensorFlow's functions do not take the tensors of which a Keras 3 model is built. Use keras.ops "
+        "(keras.ops.mean for tf.reduce_mean), or a layer.",
     ),
     (
         r"argument `reduction`[\s\S]*Received: reduction=auto",
