@@ -31,9 +31,10 @@ from tf4slurm.jobs.known_errors import explain
         ),
         # TensorFlow's guide "Parameter server training"; tests/tensorflow/test_guide.py produces the others
         (
+            # Keras 3.3 on TensorFlow 2.16
             '  File "/v/keras/src/trainers/data_adapters/__init__.py", line 172, in get_data_adapter\n'
-            "ValueError: Unrecognized data type: x=<tensorflow.python.distribute.input_lib.DistributedDatasetsFromFunction "
-            "object at 0x7f>",  # Keras 3.3 on TensorFlow 2.16
+            "ValueError: Unrecognized data type: "
+            "x=<tensorflow.python.distribute.input_lib.DistributedDatasetsFromFunction object at 0x7f>",
             "neither a function nor a distributed dataset",
         ),
         ("AttributeError: module 'keras.api.utils' has no attribute 'experimental'", "takes a DatasetCreator"),
@@ -59,11 +60,15 @@ from tf4slurm.jobs.known_errors import explain
             "\t [[{{node gradient_tape/compile_loss/mse/sub/BroadcastGradientArgs}}]]",
             "fewer axes",
         ),
+        (
+            "  (0) OUT_OF_RANGE:  End of sequence\n\t [[{{node IteratorGetNext}}]]\nAdditional GRPC error information",
+            "The dataset of a worker has ended",
+        ),
         ("Incompatible shapes: [4,10] vs. [4]\n\t [[{{node compile_loss/mse/sub}}]]", "fewer axes"),
         (
-            "Input has an error, the original exception is InvalidArgumentError(), error message is Failed copying input "
-            "tensor from /job:chief/replica:0/task:0/device:CPU:0 to /job:worker/replica:0/task:1/device:CPU:0 in order "
-            "to run __inference_fn_22: Unable to parse tensor proto",
+            "Input has an error, the original exception is InvalidArgumentError(), error message is Failed copying "
+            "input tensor from /job:chief/replica:0/task:0/device:CPU:0 to "
+            "/job:worker/replica:0/task:1/device:CPU:0 in order to run __inference_fn_22: Unable to parse tensor proto",
             "make the whole dataset",
         ),
         ("ImportError: Keras cannot be imported. Check that it is installed.", "needs the package tf-keras"),

@@ -151,7 +151,7 @@ _KNOWN = (
         "make the whole dataset: use only arrays from outside of it.",
     ),
     (
-        r"OutOfRangeError[\s\S]*End of sequence",
+        r"OutOfRangeError[\s\S]*End of sequence|End of sequence\s+\[\[\{\{node \w*IteratorGetNext",
         "The dataset of a worker has ended. Let it call .repeat(), and end the training by the number of steps.",
     ),
     (
