@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from tests.failing.scripts import PLAIN, SCRIPTS, TENSORFLOW, FailingScript
 from tests.jobs import TF4SLURM
 
 QUICK = ("exception", "segmentation fault", "killed", "exit with text", "closure", "input function")
-"""The scripts that each run of the tests starts as jobs. The others are `long`."""
+"""The scripts that each run of the tests starts as local jobs."""
 
 
-def cases(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in names]
+def cases(names: list[str], quick: Sequence[str] = QUICK) -> list[Any]:
+    """Return parameters for the scripts of these names. Those that are not in `quick` are `long`."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.long) for name in names]
 
 
 def check(failure: dict[str, Any] | None, script: FailingScript) -> None:

@@ -79,8 +79,8 @@ def test_report_of_a_failed_job_shows_the_reason_first() -> None:
     block = words[cause:timeline]
     assert cause < timeline
     assert "chief/0 on laptop exited with code 1." in block
-    assert "ValueError: images of shape (64, 8, 8, 1) expected" in block
-    assert "The script raised an exception" in block
+    headline = "ValueError: images of shape (64, 8, 8, 1) expected, got (64, 28, 28, 1) (train_broken.py:193, chief/0)"
+    assert block.startswith(f"Why the job failed\n{headline}\n")
     assert "chief-0.1.log" in block
 
 
