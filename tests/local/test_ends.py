@@ -98,7 +98,7 @@ def test_end_of_a_job_has_the_same_word_everywhere(job: Job, end: End) -> None:
     run = job.run_directory
     last = job.stderr.splitlines()
     (line,) = [each for each in last if re.match(f"{end.state} (in|with exit code {end.exit_code} after) ", each)]
-    assert end.reason in line + last[last.index(line) + 1]
+    assert end.reason in " ".join(last[last.index(line) :][:3])
     assert last[-1] == f"report: {run / 'report.html'}"
     status = tf4slurm.status(str(run))
     assert (status.state, status.exit_code, end.reason in status.reason) == (end.state, end.exit_code, True)

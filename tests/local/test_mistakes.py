@@ -171,7 +171,7 @@ def test_script_with_the_line_endings_of_windows_is_named(tmp_path: Path) -> Non
 
 
 def test_name_and_role_alone_are_the_latest_job_of_the_name_and_all_its_tasks(tmp_path: Path) -> None:
-    roles = ("--ps", "0", "--workers", "2")
+    roles = ("--ps", "0", "--workers", "2", "--no-chief")
     for word in ("first", "second"):
         command = ("--", "bash", "-c", f'echo "{word} of $TF4SLURM_TASK"')
         ended = tf4slurm("run", *roles, "--name", "train", *command, cwd=tmp_path)

@@ -94,7 +94,7 @@ def test_grid_runs_one_after_another_and_ends_with_the_worst_exit_code(place: Pa
     assert "4 of 4 done, 2 failed" in listed
     assert listed.count("train-") == 1
     shown = subprocess.run([TF4SLURM, "status"], capture_output=True, text=True).stdout
-    assert "exited with code 7" in shown
+    assert "exit code 7" in shown
     assert "Training is done" not in shown
     report = subprocess.run([TF4SLURM, "report"], capture_output=True, text=True)
     assert report.stdout == f"{place / 'runs' / found['name']}.html\n", report.stderr
