@@ -15,7 +15,7 @@ from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.agent.child_setup import ChildSetup
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.metric_log import MetricLog
-from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage
+from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage, watch_waits
 from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
 from tf4slurm.cluster import Address, Cluster
@@ -121,6 +121,8 @@ class OwnedChild(TaskProcess):
         self._writer = writer
         self._spec = rendezvous.spec
         self._child: Child | None = None
+        self._log: ChildLog | None = None  # of the last start
+        self._orphan_seconds = 0.0  # processor time of orphans of the child that have ended
         self._gpu_usage = GpuUsage()
         self._metric_log: MetricLog | None = None  # of this attempt
         self._running: asyncio.Task[None] | None = None
@@ -270,6 +272,7 @@ class OwnedChild(TaskProcess):
             failure=None,
             script=ScriptState(),
             usage=Usage(),
+            waits_for=(),
             has_server=False,
             printed_nothing=False,
         )
@@ -285,11 +288,12 @@ class OwnedChild(TaskProcess):
         spec, must_serve = self._spec, self._spec.stall_timeout_seconds is not None and address is not None
         limits = (spec.unresponsive_seconds, spec.start_timeout_seconds if must_serve else None)
         port = address.port if address is not None else None
-        self._gpu_usage = GpuUsage()
+        self._log, self._orphan_seconds, self._gpu_usage = log, 0.0, GpuUsage()
         num_oom_kills = read_oom_kills()
         exiting = asyncio.create_task(child.wait_for_exit())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
-        watching = [asyncio.create_task(watch_usage(child.process_id, port, self._on_usage, spec.num_tasks))]
+        usage = watch_usage(child.process_id, port, self._on_usage, spec.num_tasks, lambda: self._orphan_seconds)
+        watching = [asyncio.create_task(usage), asyncio.create_task(watch_waits(log.waited_tasks, self._on_waits))]
         if self._sees_gpus:
             watching.append(asyncio.create_task(watch_gpus(child.process_id, self._on_gpu_usage)))
         try:
@@ -305,6 +309,7 @@ class OwnedChild(TaskProcess):
         self._child, self._client.exited_at = None, child.ended_at
         killed_by = "liveness_probe" if detail is not None else None
         exit_report = {"state": "exited", "returncode": returncode, "killed_by": killed_by, "detail": detail}
+        exit_report["waits_for"] = ()
         observed = self._client.observed
         # The launcher compares the failure of a second start with that of the first before it allows a third.
         waits_for_failure = returncode != 0 and observed.start_count > 1 and not observed.has_server
@@ -353,7 +358,13 @@ class OwnedChild(TaskProcess):
 
     def _on_usage(self, usage: Usage) -> None:
         percent, memory = self._gpu_usage
-        self._client.update_usage(dataclasses.replace(usage, gpu_percent=percent, gpu_memory_bytes=memory))
+        num_printed = self._log.num_printed if self._log is not None else 0
+        self._client.update_usage(
+            dataclasses.replace(usage, gpu_percent=percent, gpu_memory_bytes=memory, num_printed=num_printed)
+        )
+
+    def _on_waits(self, names: tuple[str, ...]) -> None:
+        self._client.update(waits_for=names)
 
     def _on_gpu_usage(self, usage: GpuUsage) -> None:
         self._gpu_usage = usage  # sent with the next `Usage`
@@ -365,8 +376,10 @@ class OwnedChild(TaskProcess):
         if self._is_ending and state.stop_signal == "SIGTERM" and self._child is not None:
             self._child.signal(signal.SIGKILL)  # the script caught the agent's SIGTERM and will not end
             state = dataclasses.replace(state, stop_signal=None)
+        if state.step != self._client.observed.script.step and self._log is not None:
+            self._log.waited_tasks.clear()
         super()._on_script_state(state)
 
     def _reap(self) -> None:
         if self._child is not None:  # before the child's id is known, this could reap the child itself
-            reap_orphans(self._child.process_id)
+            self._orphan_seconds += reap_orphans(self._child.process_id)

@@ -15,6 +15,7 @@ from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.failures import find_failure
 from tf4slurm.jobs.formatting import shorten_in_the_middle
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
+from tf4slurm.jobs.waiting_lines import WaitedTasks, is_waiting_line
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.output import LineSplitter, LineWriter, ProgressFilter
 
@@ -64,6 +65,11 @@ class ChildLog:
     TensorFlow's start-up messages are printed on the terminal only with `all_output`. They never belong to the last
     lines that `close` returns. A progress bar is written at most once per second, and at its end. If the file cannot be
     written (a full disk), later output appears only on the terminal.
+
+    Attributes:
+        waited_tasks: The tasks for which the child waits, according to TensorFlow's lines.
+        num_printed: Number of lines that the child has printed, and of pieces of incomplete lines. The lines that
+            TensorFlow prints at its start, or because it waits, do not count.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
@@ -75,6 +81,8 @@ class ChildLog:
         self._boilerplate = BoilerplateFilter()
         self._tail = LastLines()
         self._end: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
+        self.waited_tasks = WaitedTasks()
+        self.num_printed = 0
         self._file: BinaryIO | None = None
         self._times: BinaryIO | None = None
         self._timed_at = float("-inf")
@@ -93,7 +101,9 @@ class ChildLog:
         """
         kept = self._filter.filter(data) if data else self._filter.finish()
         if data or not self._is_closed:
-            self._show(self._splitter.split(kept))
+            lines = self._splitter.split(kept)
+            self._show(lines)
+            self.num_printed += bool(kept and not lines)  # such as the dots of a progress indicator
         if kept and self._file is not None:
             try:
                 self._note_time(self._file)
@@ -140,7 +150,11 @@ class ChildLog:
         for line in lines:
             self._end.append(shorten_in_the_middle(line, _MOST_CHARACTERS))
             is_shown = not self._boilerplate.is_boilerplate(line)
+            is_waiting = is_waiting_line(line)
+            if is_waiting:
+                self.waited_tasks.note(line, time.monotonic())
             if is_shown:
                 self._tail.append(line)
+                self.num_printed += not is_waiting
             if is_shown or self._all_output:
                 self._writer.write(f"{self._name} | {line}")

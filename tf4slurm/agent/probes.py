@@ -7,6 +7,7 @@ sock_diag`). psutil does not read these counters.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -14,15 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 
 from tf4slurm.cluster import Address
+from tf4slurm.control.idleness import usage_interval_seconds
 from tf4slurm.control.messages import Usage
+from tf4slurm.jobs.waiting_lines import WaitedTasks
 from tf4slurm.network.reachability import is_answering
-from tf4slurm.system.proc import is_stopped, read_stat, walk_descendants
+from tf4slurm.system.proc import ProcessStat, is_stopped, read_stat, walk_family
 
 _CHECKS = 8  # checks per timeout
 _FIRST_ANSWER_SECONDS = 0.25  # short, so that a short-lived server is not reported as missing
-_USAGE_SECONDS = 5.0
-_TASKS_PER_SECOND = 100  # the launcher's sampling rate
 _FIRST_USAGE_SECONDS = 1.0
+_WAITS_SECONDS = 1.0
 
 # linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, linux/tcp.h
 _NETLINK_SOCK_DIAG = 4
@@ -85,32 +87,62 @@ async def wait_until_unresponsive(
             return f"had no server at its port {server_timeout_seconds:g} s after its start"
 
 
-async def watch_usage(process_id: int, port: int | None, on_usage: Callable[[Usage], None], num_tasks: int = 1) -> None:
+async def watch_waits(waited_tasks: WaitedTasks, on_change: Callable[[tuple[str, ...]], None]) -> None:
+    """Call `on_change` with the names of the tasks for which the child waits, each time they change, until cancelled.
+
+    This is checked once per second.
+    """
+    names: tuple[str, ...] = ()
+    while True:
+        await asyncio.sleep(_WAITS_SECONDS)
+        before, names = names, waited_tasks.names(time.monotonic())
+        if names != before:
+            on_change(names)
+
+
+async def watch_usage(
+    process_id: int,
+    port: int | None,
+    on_usage: Callable[[Usage], None],
+    num_tasks: int = 1,
+    orphan_seconds: Callable[[], float] = lambda: 0.0,
+) -> None:
     """Measure the resource usage of the child and its descendants until cancelled. Call `on_usage` with each result.
 
-    The first measurement is after 1 s, the next every max(5 s, num_tasks x 10 ms). A measurement has no result if a
-    descendant has just ended, or if /proc does not show the child.
+    The first measurement is after 1 s, the next every max(5 s, num_tasks x 10 ms). A measurement has no result if /proc
+    does not show the child.
 
     Args:
         process_id: Process id of the child.
         port: The port of the child's server. None if the child has no server.
         num_tasks: Number of tasks of the job.
+        orphan_seconds: Returns the processor time in seconds of descendants that have ended, and that the child has not
+            reaped, because their parent ended before them.
     """
     pause = _FIRST_USAGE_SECONDS
     connections: dict[int, tuple[int, int]] = {}  # includes closed connections
     while True:
         await asyncio.sleep(pause)
-        pause = max(_USAGE_SECONDS, num_tasks / _TASKS_PER_SECOND)
+        pause = usage_interval_seconds(num_tasks)
         if port is not None:
             connections.update(read_traffic(port))
         try:
-            stats = [read_stat(each) for each in walk_descendants(process_id)]
+            stats = _read_family(process_id)
         except OSError:
-            continue  # a process has just ended, or this is not Linux
+            continue  # the child has ended, or this is not Linux
         memory = sum(stat.resident_pages for stat in stats) * os.sysconf("SC_PAGE_SIZE")
-        cpu_seconds = sum(stat.cpu_ticks for stat in stats) / os.sysconf("SC_CLK_TCK")
+        cpu_seconds = sum(stat.cpu_ticks for stat in stats) / os.sysconf("SC_CLK_TCK") + orphan_seconds()
         sent, received = (sum(count[side] for count in connections.values()) for side in (0, 1))
         on_usage(Usage(memory, round(cpu_seconds, 2), sent, received))
+
+
+def _read_family(process_id: int) -> list[ProcessStat]:
+    """Return the state of a child, its descendants and orphans. A descendant that has just ended is left out."""
+    found = [read_stat(process_id)]
+    for each in walk_family(process_id):
+        with contextlib.suppress(OSError):
+            found += [read_stat(each)] if each != process_id else []
+    return found
 
 
 def read_traffic(port: int) -> dict[int, tuple[int, int]]:

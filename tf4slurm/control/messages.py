@@ -184,6 +184,7 @@ class Usage:
         cpu_seconds: Processor time since the start.
         sent_bytes, received_bytes: Traffic of all TCP connections to the child's port.
         gpu_percent, gpu_memory_bytes: See `agent.gpu_usage.GpuUsage`.
+        num_printed: See `agent.child_log.ChildLog`.
     """
 
     memory_bytes: int = 0
@@ -192,6 +193,7 @@ class Usage:
     received_bytes: int = 0
     gpu_percent: float | None = None
     gpu_memory_bytes: int | None = None
+    num_printed: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ class ObservedState:
         script, usage: The state and resource usage of the running child.
         has_server: A server has answered at the port of the running child.
         printed_nothing: The last child has exited with 0 and printed nothing.
+        waits_for: The tasks for which the running child waits according to TensorFlow's lines of the last 30 s, such as
+            "worker/0". See `jobs.waiting_lines`.
     """
 
     state: TaskState = "registered"
@@ -234,6 +238,7 @@ class ObservedState:
     usage: Usage = Usage()
     has_server: bool = False
     printed_nothing: bool = False
+    waits_for: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

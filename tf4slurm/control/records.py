@@ -50,6 +50,7 @@ class TaskRecord:
         last_message_at: Time of the last accepted message, or of the first registration.
         disconnected_at: Time when the connection broke, if `is_connected` is False.
         desired_start_count, released_barrier, barrier_error: See `DesiredState`.
+        vain_waits: The names of the ended tasks for which TensorFlow in this task waits, or waited at its end.
         started_at: Time when the last start of the child was reported. None before the first in this attempt.
         serving_at: Time when the first server at the port of the child was reported. None before that.
         ended_at: Time when the child exited, or when the agent terminated or was lost before that.
@@ -79,6 +80,7 @@ class TaskRecord:
     released_barrier: str = ""
     barrier_error: str = ""
     early_failures: dict[int, ScriptFailure] = field(default_factory=dict)
+    vain_waits: tuple[str, ...] = ()
 
     def begin_attempt(self, attempt: int) -> None:
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
@@ -86,6 +88,7 @@ class TaskRecord:
         self.is_done = False
         self.started_at = self.serving_at = self.ended_at = None
         self.early_failures = {}
+        self.vain_waits = ()
 
     def note_failure(self, now: float) -> None:
         """Remember what ended the last child if it failed soon after its start, before it had a server."""
@@ -202,6 +205,8 @@ EVENT_KINDS = {
     "started": EventKind("The child process was started."),
     "serving": EventKind("The TensorFlow server of the child process answers."),
     "first_step": EventKind("The script has reported its first training step."),
+    "blocked": EventKind("TensorFlow in the task waits for a task that has ended.", False, True),
+    "unblocked": EventKind("This wait is over."),
     "barrier": EventKind("The task was the last at a barrier; the first had waited for 1 s or longer."),
     "exited": EventKind("The child process has exited or was killed.", is_in_timeline=True),
     "restarting": EventKind("The child process is started again.", True, True),
@@ -225,7 +230,8 @@ EVENT_KINDS = {
     "shards": EventKind("All data shards of a name are done."),
     "grace_period_over": EventKind("The grace period is over, or a request skips the rest of it.", True, True),
     "attempt": EventKind("The attempt has failed, so another attempt follows.", True, True),
-    "warning": EventKind("No task has started a TensorFlow server, computed for 60 s, or done anything.", True),
+    "warning": EventKind("No task has a TensorFlow server, shows a sign of work or has done anything.", True),
+    "withdrawn": EventKind("An earlier warning is not true any more.", True),
     "outcome": EventKind("The exit code of the job is known.", True, True),
     "terminating": EventKind("All tasks are asked to terminate."),
     "not_terminated": EventKind("Some tasks did not terminate in time.", True, True),

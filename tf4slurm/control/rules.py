@@ -227,6 +227,42 @@ def after_script_end(role: Role, phase: Phase, shared: DesiredState, returncode:
     return AfterLoss.STOP if is_needed and returncode != 0 else AfterLoss.GO_ON
 
 
+# The wait of a task for one that has ended
+
+
+class AfterWait(enum.Enum):
+    """What follows if TensorFlow in a task waits for a task that has ended: a warning, and possibly a failure."""
+
+    WARNING = "a warning"
+    STALL = "a warning; after --stall-timeout the attempt fails"
+    FINAL = "a warning; after 60 s the attempt fails"
+
+
+#                              others go on       all others have ended
+AFTER_WAIT = {
+    "without --stall-timeout": (AfterWait.WARNING, AfterWait.FINAL),
+    "with --stall-timeout":    (AfterWait.STALL,   AfterWait.FINAL),
+}  # fmt: skip
+"""What follows such a wait, by option. "All others": the tasks that the job waits for, except evaluators.
+
+When all of them have ended or wait in the same way, nothing can end the wait.
+"""
+
+_FINAL_WAIT_SECONDS = 60.0  # a timeout of the session itself may end the wait earlier
+
+
+def wait_limit_seconds(spec: JobSpec, *, is_final: bool) -> float | None:
+    """Return after how many seconds of such a wait the attempt fails. None if it does not.
+
+    `is_final` is true if all other tasks that the job waits for have ended. A shorter stall timeout applies then, too.
+    """
+    seconds = spec.stall_timeout_seconds
+    consequence = AFTER_WAIT["without --stall-timeout" if seconds is None else "with --stall-timeout"][is_final]
+    if consequence is AfterWait.FINAL:
+        return min(_FINAL_WAIT_SECONDS, seconds or _FINAL_WAIT_SECONDS)
+    return seconds if consequence is AfterWait.STALL else None
+
+
 # The failure of an attempt
 
 

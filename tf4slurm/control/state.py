@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tf4slurm.cluster import Address, Cluster, Task, format_tasks
 from tf4slurm.control import rules
@@ -372,18 +372,31 @@ class JobState:
         if self._held_failure is not None:
             self._fail(self._held_failure)
         self.scripts.check(now)
-        self._act_on(self.watches.check(self.tasks.members, now, is_training=self.phase is Phase.TRAINING))
+        found = self.watches.check(self.tasks.members, now, is_training=self.phase is Phase.TRAINING)
+        if self.phase is Phase.TRAINING:
+            self._note_vain_waits(found.vain_waits)
+        self._act_on(found)
         self.update_joined_workers()
         if now >= self._phase_deadline:
             self._on_phase_deadline()
 
     def _act_on(self, found: Findings) -> None:
+        for text in found.withdrawn:
+            self.emit("withdrawn", None, f"This is not true any more: {text}")
         for text in found.warnings:
             self.emit("warning", None, text)
         if found.failure is not None:
             self._fail(found.failure)
         if found.outcome is not None:
             self.decide(found.outcome)
+
+    def _note_vain_waits(self, waits: Mapping[int, tuple[str, ...]]) -> None:
+        for record in self.tasks.members:
+            before, record.vain_waits = record.vain_waits, waits.get(record.rank, ())
+            if record.vain_waits and not before:
+                self.emit("blocked", record, f"waits for {', '.join(record.vain_waits)}, which has ended")
+            elif before and not record.vain_waits:
+                self.emit("unblocked", record, f"does not wait for {', '.join(before)} any more")
 
     def _on_phase_deadline(self) -> None:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):

@@ -1,18 +1,17 @@
-"""Notice jobs that do not train: no new steps, no TensorFlow servers, or no computing. This module does no I/O."""
+"""Notice jobs that do not train: no new steps, no TensorFlow servers, no sign of work. This module does no I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tf4slurm.control.idleness import IdleWatch
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.records import Failure, Outcome, TaskRecord
+from tf4slurm.control.waits import WaitWatch
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
 from tf4slurm.spec.job_spec import JobSpec
 
-_IDLE_SECONDS = 60.0
-_IDLE_CHECK_SECONDS = 5.0
-_IDLE_CORES = 0.02  # processor cores per task; an idle TensorFlow server uses less
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _QUICK_SECONDS = 1.0  # Python alone takes 0.02 s, the import of TensorFlow more than a second
 _NEVER = float("inf")
@@ -93,68 +92,6 @@ class ServerWatch:
         )
 
 
-class IdleWatch:
-    """Notices that all tasks run but do not compute, for example because TensorFlow waits for a chief."""
-
-    def __init__(self) -> None:
-        self._starts: tuple[object, ...] = ()
-        self._since = 0.0
-        self._cpu_seconds = 0.0
-        self._has_warned = False
-        self._due_at = 0.0
-        self.is_active = False  # whether a task has reported a step, or computed in the current 60 s
-
-    def is_due(self, now: float) -> bool:
-        """Return whether 5 s have passed since this method last returned True. More checks would be expensive."""
-        if now < self._due_at:
-            return False
-        self._due_at = now + _IDLE_CHECK_SECONDS
-        return True
-
-    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
-        """Return a warning if the tasks of a job with ps run but do nothing, else None.
-
-        They do nothing if all tasks in the cluster spec run, none has reported a step in this attempt, and each has
-        used at most 2 % of a core for 60 s, on average over the tasks. The warning is repeated only after a task has
-        started, ended or computed.
-        """
-        tasks = [record for record in records if record.role.is_in_cluster]
-        states = [record.observed for record in tasks]
-        starts = tuple((state.attempt, state.start_count, state.state) for state in states)
-        cpu_seconds = sum(state.usage.cpu_seconds for state in states)
-        is_known = all(state.state == "running" and state.usage.cpu_seconds for state in states)
-        has_stepped = any(state.script.step is not None for state in states)
-        has_computed = cpu_seconds - self._cpu_seconds > _IDLE_CORES * _IDLE_SECONDS * len(tasks)
-        has_changed = starts != self._starts
-        is_over = now - self._since >= _IDLE_SECONDS
-        self.is_active = has_stepped or (has_computed and not has_changed)
-        if has_changed or self.is_active:
-            self._has_warned = False
-        if has_changed or self.is_active or not is_known or is_over:
-            self._starts, self._since, self._cpu_seconds = starts, now, cpu_seconds
-        if is_over and is_known and not (has_changed or self.is_active or self._has_warned):
-            self._has_warned = True
-            return _describe_idleness({record.task.task_type for record in tasks})
-        return None
-
-
-def _describe_idleness(task_types: set[str]) -> str | None:
-    """Return a warning that no task computes, with the likely cause.
-
-    In a job without a chief, the script may wait for one. In a job with a chief, the script may expect none. Return
-    None if `task_types`, those of the cluster spec, have no "ps".
-    """
-    seen = f"All tasks run, but none has computed or reported a step for {_IDLE_SECONDS:g} s"
-    if "ps" not in task_types:
-        return None
-    if "chief" not in task_types:
-        return (
-            f"{seen}. This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
-            "without --no-chief."
-        )
-    return f"{seen}. This job has a chief: if worker 0 leads in the script, start it with --no-chief."
-
-
 class PauseWatch:
     """Remembers the latest pause of the launcher that was long enough for agents to count the launcher as lost.
 
@@ -221,13 +158,17 @@ class Findings:
 
     Attributes:
         outcome: The outcome of the job if the job must end, else None.
-        failure: The failure of the attempt if training has stalled, else None.
+        failure: The failure of the attempt if training has stalled, or if TensorFlow waits in vain, else None.
         warnings: New warnings, as sentences.
+        withdrawn: Earlier warnings that are not true any more.
+        vain_waits: The names of the ended tasks for which TensorFlow in a task waits, by the rank of this task.
     """
 
     outcome: Outcome | None = None
     failure: Failure | None = None
     warnings: list[str] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
+    vain_waits: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Watches:
@@ -237,7 +178,9 @@ class Watches:
         self.steps, self.servers, self.pauses = StepWatch(spec), ServerWatch(spec), PauseWatch(spec)
         self._spec = spec
         self._idleness = IdleWatch()
-        self._warnings: dict[str, str] = {}  # by subject: "servers", "idle" or "work"
+        self._waits = WaitWatch(spec)
+        self._warnings: dict[str, str] = {}  # by subject: "servers", "idle", "work", or "waits" and the task's name
+        self._withdrawn: list[str] = []  # since the last check
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -246,16 +189,18 @@ class Watches:
     def note_server(self) -> None:
         """Record that a TensorFlow server has answered. A warning of missing servers ends."""
         self.servers.note_server()
-        self._warnings.pop("servers", None)
+        self._withdraw("servers")
 
     def check(self, members: Sequence[TaskRecord], now: float, *, is_training: bool) -> Findings:
-        """Look for a stall of training, missing servers and idle tasks. Call this in each tick of the control service.
+        """Look for a stall, missing servers, idle tasks and vain waits. Call this in each tick of the control service.
 
-        Without `is_training` (the phase TRAINING), neither a stall nor missing servers are reported.
+        Without `is_training` (the phase TRAINING), only warnings of idle tasks are reported.
         """
         found = Findings()
+        if is_training:
+            self._check_waits(members, now, found)
         furthest = self.steps.find_stall(members, now)
-        if furthest is not None and is_training:
+        if furthest is not None and is_training and found.failure is None:
             seconds, step = self._spec.stall_timeout_seconds, furthest.observed.script.step
             text = f"no task has reported a new step for {seconds:g} s; the last was step {step} of {furthest}."
             outcome = Outcome(EXIT_TASK_LOST, f"Training has stalled: {text}", furthest.task)
@@ -268,11 +213,25 @@ class Watches:
             self._warn("servers", self.servers.describe(members, either=either), found)
         if self._idleness.is_due(now):
             text_or_none = self._idleness.check(members, now)
-            if text_or_none is not None and "servers" not in self._warnings:  # missing servers are the cause
+            if text_or_none is not None and not self._warnings:  # another warning names the cause
                 self._warn("idle", text_or_none, found)
             elif self._idleness.is_active:
-                self._warnings.pop("idle", None)
+                self._withdraw("idle")
+        found.withdrawn, self._withdrawn = self._withdrawn, []
         return found
+
+    def _check_waits(self, members: Sequence[TaskRecord], now: float, found: Findings) -> None:
+        waits = self._waits.check(members, now)
+        texts = {f"waits {wait.record.name}": wait.describe() for wait in waits}
+        for subject in [each for each in self._warnings if each.startswith("waits ") and each not in texts]:
+            self._withdraw(subject)
+        for subject, text in texts.items():
+            if self._warnings.get(subject) != text:
+                self._warn(subject, text, found)
+        if waits:
+            self._withdraw("idle")
+            found.vain_waits = {wait.record.rank: tuple(str(each.task) for each in wait.ended) for wait in waits}
+            found.failure = self._waits.find_failure(waits, members, now)
 
     def check_at_completion(self, members: Sequence[TaskRecord]) -> Findings:
         """When the job would end with success, check that a TensorFlow server has answered in it.
@@ -281,6 +240,9 @@ class Watches:
         (without it, and if there was no warning before).
         """
         found = Findings()
+        for subject in [each for each in self._warnings if each != "servers"]:
+            self._withdraw(subject)
+        found.withdrawn, self._withdrawn = self._withdrawn, []
         if self.servers.lacks_servers(members):
             text = self.servers.describe(members)
             if self._spec.require_servers:
@@ -298,6 +260,10 @@ class Watches:
         if text is not None:
             self._warn("work", text, found)
         return found
+
+    def _withdraw(self, subject: str) -> None:
+        if subject in self._warnings:
+            self._withdrawn.append(self._warnings.pop(subject))
 
     def _warn(self, subject: str, text: str, found: Findings) -> None:
         self._warnings[subject] = text

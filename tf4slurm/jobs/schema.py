@@ -134,6 +134,9 @@ class TaskStatus:
         received_bytes: Bytes received at the task's port.
         gpu_percent: Percentage of the time in which the GPUs of the child process were busy; mean over its GPUs.
         gpu_memory_bytes: GPU memory of the child process and its descendants.
+        num_printed: Number of lines that the child process has printed, without those that TensorFlow prints at its
+            start or while it waits.
+        vain_waits: Tasks that have ended, for which TensorFlow in this task waits, or waited at its end.
     """
 
     task: str = "?"
@@ -161,6 +164,8 @@ class TaskStatus:
     received_bytes: int = 0
     gpu_percent: float | None = None
     gpu_memory_bytes: int | None = None
+    num_printed: int = 0
+    vain_waits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class JobStatus:
         warnings: Why this information may be wrong or incomplete, in sentences.
         tasks: Its tasks by rank. The state of a task is "missing" (not registered), "waiting" (for other tasks),
             "importing" (mostly TensorFlow; its server has not answered), "running", "STALLED" (no new step for long),
+            "BLOCKED" (TensorFlow waits for a task that has ended),
             "exited N" (exit code N), "killed by signal N", "ended" (terminated by its agent after the loss of the
             launcher), "lost" or "terminated".
         labels: Names and values of the varied arguments, from --grid, --array-args or --label.
@@ -409,6 +410,8 @@ def _describe_state(task: TaskStatus, file: StatusFile, age: float) -> str:
     if task.is_gone:
         return "terminated" if task.state == "terminated" else "lost"
     if task.state == "running":
+        if task.vain_waits:
+            return "BLOCKED"
         return "STALLED" if _is_stalled(task, file, age) else "running"
     return "waiting" if task.state in ("registered", "ready", "not_ready") else task.state
 

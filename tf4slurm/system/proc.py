@@ -85,6 +85,22 @@ def walk_descendants(process_id: int) -> Iterator[int]:
         yield from walk_descendants(child)
 
 
+def walk_family(own_child: int) -> Iterator[int]:
+    """Yield the ids of the child `own_child` of this process, of its descendants, and of adopted orphans and theirs.
+
+    As in `reap_orphans`, a child in another process group is an orphan.
+    """
+    yield from walk_descendants(own_child)
+    try:
+        children = find_children(os.getpid())
+    except OSError:
+        return  # the kernel has no lists of children
+    for each in children:
+        with contextlib.suppress(ProcessLookupError):
+            if each != own_child and os.getpgid(each) != os.getpgrp():
+                yield from walk_descendants(each)
+
+
 def ignores_signal(process_id: int, number: int) -> bool:
     """Return whether /proc shows that a process and all its descendants ignore the signal `number`."""
     try:
@@ -121,17 +137,22 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def reap_orphans(own_child: int) -> None:
+def reap_orphans(own_child: int) -> float:
     """Reap the adopted orphans that have ended, but not the child with the process id `own_child`.
+
+    Return the processor time in seconds of the reaped orphans and of the children that they have reaped.
 
     Other code waits for this child, and for the processes in this process's group. Orphans are in other groups, since
     an agent's child and its descendants leave the agent's group.
     """
+    seconds = 0.0
     with contextlib.suppress(OSError):
         for each in find_children(os.getpid()):
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 if each != own_child and os.getpgid(each) != os.getpgrp():
-                    os.waitpid(each, os.WNOHANG)
+                    usage = os.wait4(each, os.WNOHANG)[2]
+                    seconds += usage.ru_utime + usage.ru_stime
+    return seconds
 
 
 def find_others() -> Others:

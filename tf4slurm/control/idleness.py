@@ -1,0 +1,130 @@
+"""Notice that no task of a job shows a sign of work. This module does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf4slurm.control.messages import ObservedState
+from tf4slurm.control.records import TaskRecord
+
+IDLE_SECONDS = 60.0
+_CHECK_SECONDS = 5.0
+# What one task may use in a minute without working. Measured on two cores with TensorFlow 2.21 for tasks that hang, at
+# most (docs/concepts/failures.md has the cases): TRAFFIC_MEASURED bytes and CPU_MEASURED s.
+_IDLE_BYTES = 400
+_IDLE_CPU_SECONDS = 1.2
+_PATIENCE = 2.0  # times the longest quiet time that has ended by itself
+
+_USAGE_SECONDS = 5.0
+_TASKS_PER_SECOND = 100  # the launcher's sampling rate
+
+
+def usage_interval_seconds(num_tasks: int) -> float:
+    """Return the seconds between two measurements of `Usage`, in a job of `num_tasks` tasks."""
+    return max(_USAGE_SECONDS, num_tasks / _TASKS_PER_SECOND)
+
+
+def find_sign(before: ObservedState, now: ObservedState, seconds: float = IDLE_SECONDS) -> str | None:
+    """Return the first sign of work between two states of a running child, as a key of `SIGNS`. None if there is none.
+
+    Args:
+        before: The earlier state.
+        now: The later state.
+        seconds: The length of the time in which an idle child may use a bit of processor time and of the network. It
+            may be longer than the time between the two states.
+    """
+    used, minutes = now.usage, seconds / 60
+    had, moved = before.usage, now.usage.sent_bytes + now.usage.received_bytes
+    signs = {
+        "step": now.script != before.script,
+        "output": used.num_printed != had.num_printed,
+        "traffic": moved - had.sent_bytes - had.received_bytes > _IDLE_BYTES * minutes,
+        # It decreases when a descendant ends whose parent does not wait for it.
+        "processor": abs(used.cpu_seconds - had.cpu_seconds) > _IDLE_CPU_SECONDS * minutes,
+        "gpu": bool(used.gpu_percent),
+    }
+    return next((name for name, is_present in signs.items() if is_present), None)
+
+
+SIGNS = {
+    "step": "no new step",
+    "output": "no output of the script",
+    "traffic": f"at most {_IDLE_BYTES} bytes a minute at the port of each task",
+    "processor": f"at most {_IDLE_CPU_SECONDS:g} s of processor time a minute in each task with its child processes",
+    "gpu": "no use of a GPU",
+}
+"""The signs of work, and how a warning names that each is missing."""
+
+
+class IdleWatch:
+    """Notices that no task shows a sign of work, for example because TensorFlow waits for a chief.
+
+    Attributes:
+        limit_seconds: Time without a sign after which `check` returns a warning: 60 s, or twice the longest time
+            without a sign that has ended with a sign.
+        is_active: Whether the last check has found a sign of work, or that a task has started or ended.
+    """
+
+    def __init__(self, seconds: float = IDLE_SECONDS) -> None:
+        self.limit_seconds = seconds
+        self.is_active = False
+        self._starts: tuple[object, ...] = ()
+        self._states: dict[int, ObservedState] = {}  # by rank, at `_since`
+        self._since = 0.0  # the start of the time over which traffic and processor time are compared
+        self._signed_at = 0.0  # when the last sign was found
+        self._has_warned = False
+        self._due_at = 0.0
+
+    def is_due(self, now: float) -> bool:
+        """Return whether 5 s have passed since this method last returned True. More checks would be expensive."""
+        if now < self._due_at:
+            return False
+        self._due_at = now + min(_CHECK_SECONDS, self.limit_seconds / 4)
+        return True
+
+    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
+        """Return a warning if no running task has shown a sign of work for `limit_seconds`, else None.
+
+        The job has several tasks in its cluster spec, and none of those that run is unknown: disconnected, or not
+        measured yet. The warning is repeated only after a sign of work, or the start or the end of a task.
+        """
+        limit = max(self.limit_seconds, 2 * usage_interval_seconds(len(records)))
+        running = [each for each in records if each.observed.state == "running" and not each.is_gone]
+        states = {each.rank: each.observed for each in running}
+        starts = tuple((rank, state.attempt, state.start_count) for rank, state in states.items())
+        has_changed = starts != self._starts
+        is_known = all(each.is_connected and each.owns_child and each.observed.usage.cpu_seconds for each in running)
+        has_sign = not has_changed and any(find_sign(self._states[rank], states[rank], limit) for rank in states)
+        self.is_active = has_changed or has_sign
+        if has_sign and not has_changed:
+            self.limit_seconds = max(self.limit_seconds, _PATIENCE * (now - self._signed_at))
+        if self.is_active or not is_known:
+            self._signed_at = now
+            self._has_warned = False
+        is_over = now - self._signed_at >= limit
+        if self.is_active or not is_known or now - self._since >= limit:
+            self._starts, self._since, self._states = starts, now, states
+        is_job = sum(each.role.is_in_cluster for each in records) > 1 and any(each.role.trains for each in running)
+        if not (is_over and is_job) or self._has_warned:
+            return None
+        self._has_warned = True
+        return _describe_idleness(records, limit)
+
+
+def _describe_idleness(records: Sequence[TaskRecord], seconds: float) -> str:
+    """Return a warning that names the signs of work that are missing, and the likely cause.
+
+    In a job without a chief, the script may wait for one. In a job with a chief, the script may expect none.
+    """
+    seen = f"No task has shown a sign of work for {seconds:.0f} s: {', '.join(SIGNS.values())}."
+    what_to_do = 'If they should work, see what each printed last with "tf4slurm logs".'
+    task_types = {record.task.task_type for record in records if record.role.is_in_cluster}
+    is_beginning = all(record.observed.script.step is None and record.observed.returncode is None for record in records)
+    if "ps" not in task_types or not is_beginning:
+        return f"{seen} {what_to_do}"
+    if "chief" not in task_types:
+        return (
+            f"{seen} This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
+            f"without --no-chief. {what_to_do}"
+        )
+    return f"{seen} This job has a chief: if worker 0 leads in the script, start it with --no-chief. {what_to_do}"
