@@ -51,7 +51,6 @@ def test_usage_includes_the_processes_that_the_child_has_started(
     connection: tuple[int, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "_FIRST_USAGE_SECONDS", 0.05)
-    monkeypatch.setattr(probes, "_USAGE_SECONDS", 0.05)
     port, client, served = connection
     exchange(client, served)
     burn = (
@@ -80,7 +79,7 @@ def test_usage_includes_the_processes_that_the_child_has_started(
 
 def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_FIRST_USAGE_SECONDS", 0.01)
-    monkeypatch.setattr(probes, "_USAGE_SECONDS", 0.01)
+    monkeypatch.setattr(probes, "usage_interval_seconds", lambda num_tasks: 0.01)
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     child.wait()

@@ -9,10 +9,12 @@ from tf4slurm.control.records import TaskRecord
 
 IDLE_SECONDS = 60.0
 _CHECK_SECONDS = 5.0
-# What one task may use in a minute without working. Measured on two cores with TensorFlow 2.21 for tasks that hang, at
-# most (docs/concepts/failures.md has the cases): TRAFFIC_MEASURED bytes and CPU_MEASURED s.
-_IDLE_BYTES = 400
-_IDLE_CPU_SECONDS = 1.2
+# What a task may use in a minute without working. Tasks that hang used at most 0.17 s and 0 bytes, with TensorFlow 2.21
+# on two cores. The leader also had the heartbeats of TensorFlow's coordination service: 2,300 bytes from each task. A
+# step of a model with one variable moves 580 bytes at the ps. tests/unit/test_idleness.py has the measurements.
+_IDLE_CPU_SECONDS = 0.6
+_IDLE_BYTES = 300
+_COORDINATION_BYTES = 4000  # for each task of the cluster, at the leader
 _PATIENCE = 2.0  # times the longest quiet time that has ended by itself
 
 _USAGE_SECONDS = 5.0
@@ -24,7 +26,9 @@ def usage_interval_seconds(num_tasks: int) -> float:
     return max(_USAGE_SECONDS, num_tasks / _TASKS_PER_SECOND)
 
 
-def find_sign(before: ObservedState, now: ObservedState, seconds: float = IDLE_SECONDS) -> str | None:
+def find_sign(
+    before: ObservedState, now: ObservedState, seconds: float = IDLE_SECONDS, idle_bytes: int = _IDLE_BYTES
+) -> str | None:
     """Return the first sign of work between two states of a running child, as a key of `SIGNS`. None if there is none.
 
     Args:
@@ -32,13 +36,14 @@ def find_sign(before: ObservedState, now: ObservedState, seconds: float = IDLE_S
         now: The later state.
         seconds: The length of the time in which an idle child may use a bit of processor time and of the network. It
             may be longer than the time between the two states.
+        idle_bytes: What an idle child may move at its port in a minute.
     """
     used, minutes = now.usage, seconds / 60
     had, moved = before.usage, now.usage.sent_bytes + now.usage.received_bytes
     signs = {
         "step": now.script != before.script,
         "output": used.num_printed != had.num_printed,
-        "traffic": moved - had.sent_bytes - had.received_bytes > _IDLE_BYTES * minutes,
+        "traffic": moved - had.sent_bytes - had.received_bytes > idle_bytes * minutes,
         # It decreases when a descendant ends whose parent does not wait for it.
         "processor": abs(used.cpu_seconds - had.cpu_seconds) > _IDLE_CPU_SECONDS * minutes,
         "gpu": bool(used.gpu_percent),
@@ -49,8 +54,8 @@ def find_sign(before: ObservedState, now: ObservedState, seconds: float = IDLE_S
 SIGNS = {
     "step": "no new step",
     "output": "no output of the script",
-    "traffic": f"at most {_IDLE_BYTES} bytes a minute at the port of each task",
-    "processor": f"at most {_IDLE_CPU_SECONDS:g} s of processor time a minute in each task with its child processes",
+    "traffic": "no traffic of a step at the ports of TensorFlow's servers",
+    "processor": f"at most {_IDLE_CPU_SECONDS:g} s of processor time a minute in each task and its child processes",
     "gpu": "no use of a GPU",
 }
 """The signs of work, and how a warning names that each is missing."""
@@ -94,7 +99,9 @@ class IdleWatch:
         starts = tuple((rank, state.attempt, state.start_count) for rank, state in states.items())
         has_changed = starts != self._starts
         is_known = all(each.is_connected and each.owns_child and each.observed.usage.cpu_seconds for each in running)
-        has_sign = not has_changed and any(find_sign(self._states[rank], states[rank], limit) for rank in states)
+        has_sign = not has_changed and any(
+            find_sign(self._states[each.rank], each.observed, limit, _idle_bytes(each, records)) for each in running
+        )
         self.is_active = has_changed or has_sign
         if has_sign and not has_changed:
             self.limit_seconds = max(self.limit_seconds, _PATIENCE * (now - self._signed_at))
@@ -109,6 +116,16 @@ class IdleWatch:
             return None
         self._has_warned = True
         return _describe_idleness(records, limit)
+
+
+def _idle_bytes(record: TaskRecord, records: Sequence[TaskRecord]) -> int:
+    """Return what an idle task may move at its port in a minute.
+
+    The chief, or without one worker 0, has TensorFlow's coordination service, to which all tasks send heartbeats.
+    """
+    if not (record.role.is_leader and record.task.task_index == 0):
+        return _IDLE_BYTES
+    return _IDLE_BYTES + _COORDINATION_BYTES * sum(each.role.is_in_cluster for each in records)
 
 
 def _describe_idleness(records: Sequence[TaskRecord], seconds: float) -> str:

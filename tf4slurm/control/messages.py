@@ -196,6 +196,10 @@ class Usage:
     num_printed: int = 0
 
 
+WAIT_SECONDS = 30.0
+"""Seconds for which an agent reports a wait after a line about it. TensorFlow repeats the line every 10 s."""
+
+
 @dataclass(frozen=True)
 class ObservedState:
     """The observed state of a task. Its agent sends changes at once, but steps, metrics and usage with heartbeats.
@@ -218,8 +222,8 @@ class ObservedState:
         script, usage: The state and resource usage of the running child.
         has_server: A server has answered at the port of the running child.
         printed_nothing: The last child has exited with 0 and printed nothing.
-        waits_for: The tasks for which the running child waits according to TensorFlow's lines of the last 30 s, such as
-            "worker/0". See `jobs.waiting_lines`.
+        waits_for: The tasks, such as "worker/0", for which the running child waits. TensorFlow has printed that within
+            the last `WAIT_SECONDS`. See `jobs.waiting_lines`.
     """
 
     state: TaskState = "registered"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from tf4slurm.cluster import format_tasks
 from tf4slurm.control import rules
+from tf4slurm.control.messages import WAIT_SECONDS
 from tf4slurm.control.records import Failure, Outcome, TaskRecord
 from tf4slurm.errors import EXIT_TASK_LOST, describe_end
-from tf4slurm.jobs.waiting_lines import KEPT_SECONDS
 from tf4slurm.spec.job_spec import JobSpec
 
 _DELAY_SECONDS = 2.0  # from a line of the script to its report in the launcher, at most
-_RECENT_SECONDS = KEPT_SECONDS + _DELAY_SECONDS + 3.0
+_RECENT_SECONDS = WAIT_SECONDS + _DELAY_SECONDS + 3.0
 
 
 @dataclass(frozen=True)

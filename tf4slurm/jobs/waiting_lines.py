@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 
 from tf4slurm.cluster import Task
+from tf4slurm.control.messages import WAIT_SECONDS
 
-KEPT_SECONDS = 30.0
-"""Seconds from a line to the end of the wait, if no other line follows. TensorFlow repeats the line every 10 s."""
-
-# The formats of boilerplate.py, and that of TensorFlow's Python code: "INFO:tensorflow:", or absl's "I1126 … file.py:7] ".
+# The formats of boilerplate.py, and two of TensorFlow's Python code: its own, and absl's "I1126 … file.py:7] ".
 _PREFIX = (
     r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] \S+\] |[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+\] |INFO:tensorflow:)"
 )
 # A comment names the source file of the message in TensorFlow 2.21, and the seconds between two lines.
 _MESSAGES = (
     # master.cc, 10 s: a session waits for the server of each task that its device_filters allow.
-    r"CreateSession still waiting for response from worker: /job:(?P<task_type>[\w.-]+)/replica:\d+/task:(?P<index>\d+)",
+    r"CreateSession still waiting for response from worker: "
+    r"/job:(?P<task_type>[\w.-]+)/replica:\d+/task:(?P<index>\d+)",
     # session_manager.py, 30 s: a session waits until the chief has initialized the variables.
     r"Waiting for model to be ready\. ",
     # session_manager.py, 30 s: a chief waits until another process has written a checkpoint.
@@ -66,7 +65,7 @@ class WaitedTasks:
 
     def names(self, now: float) -> tuple[str, ...]:
         """Return the names of the tasks for which a line was printed within the last 30 s, sorted."""
-        return tuple(sorted(name for name, at in self._seen_at.copy().items() if now - at < KEPT_SECONDS))
+        return tuple(sorted(name for name, at in self._seen_at.copy().items() if now - at < WAIT_SECONDS))
 
     def clear(self) -> None:
         """End all waits, because the process has made a step."""

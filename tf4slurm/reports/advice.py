@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tf4slurm.cluster import format_tasks
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST, REQUEUED, STOPPED
 from tf4slurm.jobs.formatting import format_bytes, format_number, format_seconds
 from tf4slurm.jobs.schema import ResultFile
@@ -57,6 +58,7 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
     sentences = list(result.meaning)
     cause = next((task for task in result.tasks if task.task == result.cause), None)
     returncode = cause.returncode if cause is not None else None
+    blocked = [task.task for task in result.tasks if task.vain_waits]
     if returncode == -9:
         if allocation.memory_bytes is not None:
             limit = format_bytes(allocation.memory_bytes)
@@ -65,6 +67,11 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
         sentences.append("The scripts ran, but not as one cluster: see the reason above.")
     elif code == EXIT_NOT_FORMED:
         sentences.append("The cluster did not form, so training did not start. The reason above names what is missing.")
+    elif blocked:
+        sentences.append(
+            f"{format_tasks(blocked)} waited for a task that had ended, and would have waited for ever: see the warning "
+            "or the reason above."
+        )
     elif result.state == STOPPED:
         sentences.append("The job did not fail: a person, a time limit or preemption requested the stop.")
     elif result.state == REQUEUED:

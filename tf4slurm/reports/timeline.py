@@ -21,6 +21,7 @@ STATES = {
     "waiting": "until a task of the job reports a step",
     "training": "from the first step of the job on",
     "running": "it reports no steps",
+    "blocked": "TensorFlow waits for a task that has ended",
     "restarting": "until the restart in place",
     "terminating": "exited, or being terminated",
 }
@@ -143,6 +144,7 @@ class _TimelineBuilder:
         self._joined = joined
         present = [name for name in names if name not in joined]
         self._current: dict[str, tuple[str, float]] = dict.fromkeys(present, ("starting", 0.0))  # state and its start
+        self._blocked_states: dict[str, str] = {}  # the states of tasks before "blocked"
         self._events: list[TimelineEvent] = []
         self._waits: list[Wait] = []
         self._times: dict[str, dict[str, float]] = defaultdict(dict)  # of the last event, by kind and task
@@ -201,6 +203,11 @@ class _TimelineBuilder:
         elif kind == "exited":
             self._leave(name, now, has_succeeded=event.returncode == 0)
             self._enter(name, "terminating", now)
+        elif kind == "blocked":
+            self._blocked_states[name] = state
+            self._enter(name, "blocked", now)
+        elif kind == "unblocked" and state == "blocked":
+            self._enter(name, self._blocked_states.pop(name, "running"), now)
         elif kind == "restarting":
             self._current[name] = ("restarting", since if state == "terminating" else now)
         elif kind in ("terminated", "lost"):
