@@ -73,6 +73,7 @@ def test_job_ends_after_the_stall_timeout(job: Job) -> None:
 @pytest.mark.long
 def test_job_goes_on_while_other_tasks_run_and_says_so_until_it_is_stopped(job: Job) -> None:
     warning = start_until_worker_1_waits(job, 3, "--grace-period", "0")
+
     def status() -> str:
         command = [TF4SLURM, "status", str(job.run_directory)]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -84,6 +85,4 @@ def test_job_goes_on_while_other_tasks_run_and_says_so_until_it_is_stopped(job: 
     assert job.wait() == 143
     assert job.result["warnings"] == [warning]
     check_report(job, warning)
-    assert "worker/1 waited for a task that had ended" in html.unescape(
-        (job.run_directory / "report.html").read_text()
-    )
+    assert "worker/1 waited for a task that had ended" in html.unescape((job.run_directory / "report.html").read_text())

@@ -141,7 +141,7 @@ JOBS: Table = {
     "ModuleNotFoundError": script("import no_such_package\n"),
     "FileNotFoundError": script("open('data/train.csv')\n"),
     "has started a TensorFlow server": script("print('trains')\n"),
-    "All tasks run, but none has computed": Producer(
+    "No task has shown a sign of work": Producer(
         lambda place: place.run_script(IDLE, timeout_seconds=160), is_long=True
     ),
     "did not arrive at barrier": script(

@@ -1146,15 +1146,27 @@ def test_scripts_that_run_for_60_s_without_any_server_are_warned_of_once_until_o
     assert job.state.watches.warnings == ()
 
 
-def test_tasks_that_only_wait_are_warned_of_until_the_end() -> None:
+def test_tasks_that_only_wait_are_warned_of_until_the_job_is_done() -> None:
     job = Job("ps worker").train()
     for rank in job.ranks:
         job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
     job.turn(70, tick=1.0)
-    job.end_child(1, 0)
     (warning,) = job.state.watches.warnings
-    assert warning.startswith("All tasks run, but none has computed")
+    assert warning.startswith("No task has shown a sign of work for 60 s")
     assert job.texts("warning") == [warning]
+    job.end_child(1, 0)
+    assert job.state.watches.warnings == ()
+    assert job.texts("withdrawn") == [f"This is not true any more: {warning}"]
+
+
+def test_warning_of_waiting_tasks_stays_if_the_job_is_stopped() -> None:
+    job = Job("ps worker").train()
+    for rank in job.ranks:
+        job.send(rank, "running", has_server=True, usage=Usage(cpu_seconds=5.0))
+    job.turn(70, tick=1.0)
+    job.state.on_stop(signal.SIGTERM, "a test", job.now)
+    job.turn(5, tick=1.0)
+    assert len(job.state.watches.warnings) == 1
 
 
 def test_warning_of_waiting_tasks_is_withdrawn_at_the_first_step() -> None:

@@ -358,10 +358,11 @@ class OwnedChild(TaskProcess):
 
     def _on_usage(self, usage: Usage) -> None:
         percent, memory = self._gpu_usage
-        num_printed = self._log.num_printed if self._log is not None else 0
-        self._client.update_usage(
-            dataclasses.replace(usage, gpu_percent=percent, gpu_memory_bytes=memory, num_printed=num_printed)
-        )
+        usage = dataclasses.replace(usage, gpu_percent=percent, gpu_memory_bytes=memory)
+        if self._log is not None:
+            printed, sessions = self._log.num_printed, self._log.num_sessions
+            usage = dataclasses.replace(usage, num_printed=printed, num_sessions=sessions)
+        self._client.update_usage(usage)
 
     def _on_waits(self, names: tuple[str, ...]) -> None:
         self._client.update(waits_for=names)

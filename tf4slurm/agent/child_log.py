@@ -15,7 +15,7 @@ from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.failures import find_failure
 from tf4slurm.jobs.formatting import shorten_in_the_middle
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
-from tf4slurm.jobs.waiting_lines import WaitedTasks, is_waiting_line
+from tf4slurm.jobs.waiting_lines import WaitedTasks, is_new_session, is_waiting_line
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.output import LineSplitter, LineWriter, ProgressFilter
 
@@ -70,6 +70,7 @@ class ChildLog:
         waited_tasks: The tasks for which the child waits, according to TensorFlow's lines.
         num_printed: Number of lines that the child has printed, and of pieces of incomplete lines. The lines that
             TensorFlow prints at its start, or because it waits, do not count.
+        num_sessions: Number of sessions that TensorFlow has made in the child, according to its lines.
     """
 
     def __init__(self, path: Path, name: str, writer: LineWriter, *, all_output: bool = False) -> None:
@@ -82,7 +83,7 @@ class ChildLog:
         self._tail = LastLines()
         self._end: collections.deque[str] = collections.deque(maxlen=_MOST_LINES)
         self.waited_tasks = WaitedTasks()
-        self.num_printed = 0
+        self.num_printed = self.num_sessions = 0
         self._file: BinaryIO | None = None
         self._times: BinaryIO | None = None
         self._timed_at = float("-inf")
@@ -153,6 +154,7 @@ class ChildLog:
             is_waiting = is_waiting_line(line)
             if is_waiting:
                 self.waited_tasks.note(line, time.monotonic())
+            self.num_sessions += is_new_session(line)
             if is_shown:
                 self._tail.append(line)
                 self.num_printed += not is_waiting

@@ -115,7 +115,7 @@ def _describe(job: JobStatus) -> list[str]:
     if job.tasks:
         left = [task for task in job.tasks if task.has_joined and task.is_gone]
         table = fit_table([_HEADING, *(_row(task) for task in job.tasks if task not in left)], _OPTIONAL, sys.stdout)
-        lines += ["", *(line.replace("STALLED", paint("STALLED", "red"), 1) for line in table)]
+        lines += ["", *map(_paint_state, table)]
         lines += [
             f"{task.task} (joined) waits: {task.detail}."
             for task in job.tasks
@@ -134,6 +134,12 @@ def _describe(job: JobStatus) -> list[str]:
     if job.exit_code and job.state not in (STOPPED, REQUEUED) and (job.run_directory or not job.slurm_output):
         lines.append(f"To find the reason: tf4slurm logs {word}")
     return lines
+
+
+def _paint_state(line: str) -> str:
+    for state in ("STALLED", "BLOCKED"):
+        line = line.replace(state, paint(state, "red"), 1)
+    return line
 
 
 def _element_row(job: JobStatus) -> tuple[str, ...]:

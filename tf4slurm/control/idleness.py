@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from tf4slurm.control.messages import ObservedState
@@ -9,12 +10,14 @@ from tf4slurm.control.records import TaskRecord
 
 IDLE_SECONDS = 60.0
 _CHECK_SECONDS = 5.0
-# What a task may use in a minute without working. Tasks that hang used at most 0.17 s and 0 bytes, with TensorFlow 2.21
+# What a task may use in a minute without working. Tasks that hang used at most 0.21 s and 0 bytes, with TensorFlow 2.21
 # on two cores. The leader also had the heartbeats of TensorFlow's coordination service: 2,300 bytes from each task. A
 # step of a model with one variable moves 580 bytes at the ps. tests/unit/test_idleness.py has the measurements.
 _IDLE_CPU_SECONDS = 0.6
 _IDLE_BYTES = 300
 _COORDINATION_BYTES = 4000  # for each task of the cluster, at the leader
+# A session that waits for the chief makes another one every 30 s. It moved 1,200 bytes, and more with a larger graph.
+_SESSION_SHARE = 0.75  # of 60 s; for so long after a new session no traffic is a sign
 _PATIENCE = 2.0  # times the longest quiet time that has ended by itself
 
 _USAGE_SECONDS = 5.0
@@ -72,6 +75,9 @@ class IdleWatch:
 
     def __init__(self, seconds: float = IDLE_SECONDS) -> None:
         self.limit_seconds = seconds
+        self._session_seconds = _SESSION_SHARE * seconds
+        self._num_sessions = 0
+        self._session_at = float("-inf")  # when the last new session was noticed
         self.is_active = False
         self._starts: tuple[object, ...] = ()
         self._states: dict[int, ObservedState] = {}  # by rank, at `_since`
@@ -99,6 +105,11 @@ class IdleWatch:
         starts = tuple((rank, state.attempt, state.start_count) for rank, state in states.items())
         has_changed = starts != self._starts
         is_known = all(each.is_connected and each.owns_child and each.observed.usage.cpu_seconds for each in running)
+        num_sessions = sum(state.usage.num_sessions for state in states.values())
+        if num_sessions != self._num_sessions:
+            self._num_sessions, self._session_at = num_sessions, now
+        if now - self._session_at < self._session_seconds:
+            self._states = {rank: _with_traffic_of(states.get(rank), state) for rank, state in self._states.items()}
         has_sign = not has_changed and any(
             find_sign(self._states[each.rank], each.observed, limit, _idle_bytes(each, records)) for each in running
         )
@@ -116,6 +127,14 @@ class IdleWatch:
             return None
         self._has_warned = True
         return _describe_idleness(records, limit)
+
+
+def _with_traffic_of(other: ObservedState | None, state: ObservedState) -> ObservedState:
+    """Return `state` with the traffic of `other`, so that `find_sign` sees none between the two."""
+    if other is None:
+        return state
+    sent, received = other.usage.sent_bytes, other.usage.received_bytes
+    return dataclasses.replace(state, usage=dataclasses.replace(state.usage, sent_bytes=sent, received_bytes=received))
 
 
 def _idle_bytes(record: TaskRecord, records: Sequence[TaskRecord]) -> int:

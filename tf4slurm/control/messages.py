@@ -184,7 +184,7 @@ class Usage:
         cpu_seconds: Processor time since the start.
         sent_bytes, received_bytes: Traffic of all TCP connections to the child's port.
         gpu_percent, gpu_memory_bytes: See `agent.gpu_usage.GpuUsage`.
-        num_printed: See `agent.child_log.ChildLog`.
+        num_printed, num_sessions: See `agent.child_log.ChildLog`.
     """
 
     memory_bytes: int = 0
@@ -194,6 +194,7 @@ class Usage:
     gpu_percent: float | None = None
     gpu_memory_bytes: int | None = None
     num_printed: int = 0
+    num_sessions: int = 0
 
 
 WAIT_SECONDS = 30.0

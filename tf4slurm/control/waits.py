@@ -40,7 +40,8 @@ class VainWait:
         text = f"TensorFlow in {self.record} waits for {how}, and would wait for ever."
         servers = [each for each in self.ended if each.role.is_server]
         if servers:
-            return f"{text} {format_tasks(servers)} must run until training is over: let the script call server.join()."
+            names = format_tasks(each.name for each in servers)
+            return f"{text} {names} must run until training is over: let the script call server.join()."
         filters = f'["/job:ps", "/job:{self.record.task.task_type}/task:{self.record.task.task_index}"]'
         return f"{text} Give its session config=tf.compat.v1.ConfigProto(device_filters={filters})."
 

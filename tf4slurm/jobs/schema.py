@@ -136,6 +136,7 @@ class TaskStatus:
         gpu_memory_bytes: GPU memory of the child process and its descendants.
         num_printed: Number of lines that the child process has printed, without those that TensorFlow prints at its
             start or while it waits.
+        num_sessions: Number of sessions of TensorFlow 1 that the child process has made.
         vain_waits: Tasks that have ended, for which TensorFlow in this task waits, or waited at its end.
     """
 
@@ -165,6 +166,7 @@ class TaskStatus:
     gpu_percent: float | None = None
     gpu_memory_bytes: int | None = None
     num_printed: int = 0
+    num_sessions: int = 0
     vain_waits: tuple[str, ...] = ()
 
 

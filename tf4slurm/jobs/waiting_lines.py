@@ -32,12 +32,21 @@ _MESSAGES = (
     # cluster_coordinator.py, once for each join().
     r"Waiting for all global closures to be finished\.",
 )
+_NEW_SESSION = re.compile(_PREFIX + "Scanning workers for devices: ")  # master.cc, one of boilerplate.py's messages
 _LINE = re.compile(_PREFIX + f"(?:{'|'.join(_MESSAGES)})")
 
 
 def is_waiting_line(line: str) -> bool:
     """Return whether TensorFlow has printed this line because it waits for another task."""
     return _LINE.match(line) is not None
+
+
+def is_new_session(line: str) -> bool:
+    """Return whether TensorFlow has printed this line because it makes a session.
+
+    A session that waits for the chief makes another one every 30 s. Each moves some kilobytes.
+    """
+    return _NEW_SESSION.match(line) is not None
 
 
 def waited_task(line: str) -> Task | None:

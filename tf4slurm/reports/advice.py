@@ -69,8 +69,8 @@ def explain_failure(result: ResultFile, allocation: SlurmResources) -> list[str]
         sentences.append("The cluster did not form, so training did not start. The reason above names what is missing.")
     elif blocked:
         sentences.append(
-            f"{format_tasks(blocked)} waited for a task that had ended, and would have waited for ever: see the warning "
-            "or the reason above."
+            f"{format_tasks(blocked)} waited for a task that had ended, and would have waited for ever: see the "
+            "warning above."
         )
     elif result.state == STOPPED:
         sentences.append("The job did not fail: a person, a time limit or preemption requested the stop.")
