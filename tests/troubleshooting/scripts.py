@@ -18,6 +18,26 @@ server = tf.train.Server({"ps": addresses[:1], "worker": addresses[1:]}, "worker
 with tf.Graph().as_default(), tf.Session(server.target) as session:
     session.run(tf.constant(1))
 """
+WITHOUT_FILTERS = """
+import json, os, socket
+import tensorflow.compat.v1 as tf
+config = json.loads(os.environ["TF_CONFIG"])
+task = config["task"]
+server = tf.train.Server(config["cluster"], task["type"], task["index"])
+if task["type"] == "ps":
+    server.join()
+host, _, port = config["cluster"]["worker"][0].rpartition(":")
+while task["index"] == 1:  # until worker 0 has exited
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except ConnectionRefusedError:
+        if os.path.exists("trained"):
+            break
+with tf.Graph().as_default(), tf.Session(server.target) as session:
+    session.run(tf.constant(1))
+open("trained", "w").close()
+os._exit(0)
+"""
 VARIABLE_BEFORE_STRATEGY = """
 from tests.troubleshooting.mistakes import run_steps, tf, training
 weight = tf.Variable(1.0)
@@ -54,6 +74,10 @@ SCRIPTS: Table = {
     "ParameterServerStrategy needs one chief": mistake("no_strategy_roles"),
     "did not answer within": mistake("server_does_not_answer"),
     "CreateSession still waiting": hanging(WITHOUT_PS, 40),
+    "would wait for ever": Producer(
+        lambda place: place.run_script(WITHOUT_FILTERS, "--no-chief", "--workers", "2", "--stall-timeout", "1"),
+        is_long=True,
+    ),
     "failed to connect to all addresses": mistake("ps_is_gone"),
     "A ps is lost": mistake("ps_is_killed"),
     "unknown device": hanging(VARIABLE_BEFORE_STRATEGY, 30),

@@ -121,11 +121,21 @@ def test_findings_of_waits_restarts_and_unreported_steps() -> None:
         ({"exit_code": 7, "cause": "ps/0"}, "lost or stalled"),
         ({"state": "STOPPED", "exit_code": 143}, "requested the stop"),
         ({"state": "REQUEUED", "exit_code": 75}, "returned to Slurm's queue"),
+        (
+            {"state": "STOPPED", "exit_code": 143, "tasks": [{"task": "worker/1", "vain_waits": ["worker/0"]}]},
+            "worker/1 waited for a task that had ended, and would have waited for ever",
+        ),
         ({"exit_code": 1, "cause": "ps/0", "collateral": ["x"]}, "need no fix"),
     ],
 )
 def test_explanation_of_a_failure(result: dict[str, Any], words: str) -> None:
     assert words in " ".join(explain_failure(from_json(ResultFile, result), SlurmResources(memory_bytes=2 * 10**9)))
+
+
+def test_stop_of_a_job_that_hung_is_not_called_harmless() -> None:
+    tasks = [{"task": "worker/1", "vain_waits": ["worker/0"]}]
+    result = from_json(ResultFile, {"state": "STOPPED", "exit_code": 143, "tasks": tasks})
+    assert "did not fail" not in " ".join(explain_failure(result, SlurmResources()))
 
 
 @pytest.mark.parametrize("state", ["STOPPED", "REQUEUED"])

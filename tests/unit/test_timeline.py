@@ -200,3 +200,24 @@ def test_real_job_whose_worker_was_killed() -> None:
     assert states == ["starting", "importing", "waiting", "training", "restarting", *restarted]
     assert timeline.first_step_at == pytest.approx(21, abs=0.1)
     assert [event.kind for event in timeline.events] == ["outcome"]
+
+
+def test_task_is_blocked_while_it_waits_for_one_that_has_ended() -> None:
+    waits = [
+        event(25, "exited", "worker/0", "exited with code 0", returncode=0),
+        event(30, "blocked", "worker/1"),
+        event(40, "unblocked", "worker/1"),
+        event(50, "blocked", "worker/1"),
+        event(60, "outcome"),
+        event(61, "terminated", "worker/1"),
+    ]
+    started = [event(8, "started", "worker/1"), event(10, "serving", "worker/1")]
+    timeline = make_timeline([*TRAINED, *started, *waits])
+    assert spans_of(timeline, "worker/1")[-5:] == [
+        ("training", 20, 30),
+        ("blocked", 30, 40),
+        ("training", 40, 50),
+        ("blocked", 50, 60),
+        ("terminating", 60, 61),
+    ]
+    assert "blocked" in timeline.states

@@ -81,6 +81,7 @@ def test_wait_ends_30_s_after_the_last_line_or_at_a_step() -> None:
         ([".", ".", "."], 3),
         (["10 %\r", "20 %\r", "\n"], 2),
         ([f"{SESSION}\n", f"{MODEL}\n"], 0),
+        ([SESSION, "\n", SESSION, "\n"], 0),  # as an unbuffered print does
         (["INFO:tensorflow:loss = 3, step = 4\n", f"{SESSION}\n"], 1),
         (["I0000 00:00:1795415142.129385   32088 grpc_server_lib.cc:467] Started server with target: grpc://a:1\n"], 0),
     ],

@@ -104,7 +104,8 @@ class ChildLog:
         if data or not self._is_closed:
             lines = self._splitter.split(kept)
             self._show(lines)
-            self.num_printed += bool(kept and not lines)  # such as the dots of a progress indicator
+            if kept and not lines and not is_waiting_line(self._splitter.incomplete):
+                self.num_printed += 1  # such as the dots of a progress indicator
         if kept and self._file is not None:
             try:
                 self._note_time(self._file)

@@ -226,6 +226,11 @@ class LineSplitter:
             self._rest = b""
         return [line.decode("utf-8", "replace") for line in lines]
 
+    @property
+    def incomplete(self) -> str:
+        """The incomplete last line."""
+        return self._rest.decode("utf-8", "replace")
+
     def finish(self) -> list[str]:
         """Return a list with the incomplete last line, or an empty list if there is none."""
         rest, self._rest = self._rest, b""
