@@ -107,6 +107,7 @@ def test_each_message_of_the_page_is_printed(outputs: Mapping[str, str]) -> None
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)  # two jobs
 @pytest.mark.parametrize("name", WORDS)
 def test_job_of_the_guides_code_is_explained_and_cured(name: str, tmp_path: Path) -> None:
     for is_cured in (False, True):
