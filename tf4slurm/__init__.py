@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tf4slurm.api import status as status
     from tf4slurm.api import submit as submit
     from tf4slurm.api import wait as wait
+    from tf4slurm.control.script_failure import ScriptFailure as ScriptFailure
     from tf4slurm.job import Job as Job
     from tf4slurm.jobs.logs import LogLine as LogLine
     from tf4slurm.jobs.registry import KnownJob as KnownJob
@@ -78,6 +79,7 @@ _NAMES = {
     "tf4slurm.job": "Job",
     "tf4slurm.jobs.logs": "LogLine",
     "tf4slurm.jobs.registry": "KnownJob",
+    "tf4slurm.control.script_failure": "ScriptFailure",
     "tf4slurm.jobs.schema": "TaskStatus",
     "tf4slurm.jobs.status": "JobStatus",
     "tf4slurm.scripts.functions": "barrier data_service on_stop report share_of should_stop",

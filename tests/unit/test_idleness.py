@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def usage(**changes: Callable[[float], float]) -> Change:
     """Return a change of fields of `Usage`, each a function of the time."""
 
     def change(state: ObservedState, seconds: float) -> ObservedState:
-        values = {name: value(seconds) for name, value in changes.items()}
+        values: dict[str, Any] = {name: value(seconds) for name, value in changes.items()}
         return dataclasses.replace(state, usage=dataclasses.replace(state.usage, **values))
 
     return change
@@ -199,7 +200,7 @@ def records_of(case: Case) -> list[TaskRecord]:
 def warning_times(case: Case, minutes: int = MINUTES) -> list[float]:
     """Return the times in seconds of the warnings of this job."""
     records, interval, watch = records_of(case), usage_interval_seconds(len(case.tasks)), IdleWatch()
-    found = []
+    found: list[float] = []
     for seconds in itertools.takewhile(lambda each: each <= 60 * minutes, itertools.count(0, TICK_SECONDS)):
         if watch.is_due(seconds):
             for record in records:
@@ -302,14 +303,13 @@ def test_script_that_was_quiet_for_longer_than_the_limit_gets_more_time() -> Non
 
 
 def test_warning_and_its_end_are_events() -> None:
-    watches, spec = Watches(JobSpec()), JobSpec()
-    assert spec.stall_timeout_seconds is None
+    watches = Watches(JobSpec())
     served = job("ps", "worker", has_server=True)
     watches.note_server()
     for seconds in range(0, 61, 5):
         found = watches.check(served, float(seconds), is_training=True)
     (warning,) = found.warnings
-    assert watches.warnings == (warning,)
+    assert list(watches.warnings) == [warning]
     found = watches.check(job("ps", "worker", script=ScriptState(step=3)), 65.0, is_training=True)
     assert found.withdrawn == [warning]
-    assert watches.warnings == ()
+    assert not watches.warnings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ ROLES = "ps worker worker"
 BUSY = Usage(cpu_seconds=5.0)
 
 
-def start(roles: str = ROLES, **options: float) -> Job:
+def start(roles: str = ROLES, **options: Any) -> Job:
     job = Job(roles, dataclasses.replace(PATIENT, **options)).train()
     for rank in job.ranks:
         job.send(rank, "running", has_server=True, usage=BUSY)
