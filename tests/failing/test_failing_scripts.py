@@ -94,3 +94,21 @@ def test_kill_because_memory_ran_out_is_named(tmp_path: Path) -> None:
     assert (
         "Root cause: SIGKILL: Linux killed it, because the memory of its control group ran out (chief/0)" in done.stderr
     )
+
+
+def test_worker_that_fails_twice_on_one_line_before_its_server_is_not_started_again(tmp_path: Path) -> None:
+    script = PLAIN["worker before its server"]
+    done = subprocess.run(
+        [TF4SLURM, "run", *script.options, "--", *script.write(tmp_path, sys.executable)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    (run,) = (tmp_path / "runs").iterdir()
+    result = json.loads((run / "result.json").read_text())
+    starts = {task["task"]: task["starts"] for task in result["tasks"]}
+    assert starts == {"chief/0": 1, "ps/0": 1, "worker/0": 1, "worker/1": 2}
+    assert (run / "logs" / "worker-1.1.log").read_text().count("Traceback") == 2
+    assert "is not restarted again: it failed twice on the same line before its server ran" in done.stderr
+    assert "Root cause: ValueError: no data for this worker (train.py:4, worker/1)" in done.stderr
