@@ -111,3 +111,28 @@ def test_time_in_which_the_agent_was_stopped_does_not_fail_the_liveness_probe() 
 
     with socket.create_server(("127.0.0.1", 0)) as unresponsive:
         assert not asyncio.run(watch(Address("127.0.0.1", unresponsive.getsockname()[1])))
+
+
+ORPHAN = """
+import os, subprocess, sys, time
+from tf4slurm.system.proc import adopt_orphans, reap_orphans, walk_family
+adopt_orphans()
+burn = "import time\\nwhile time.process_time() < 0.3: pass\\ninput()"
+shell = ["sh", "-c", '"$0" -c "$1" <&3 >/dev/null & echo $!', sys.executable, burn]
+reader, writer = os.pipe()
+os.dup2(reader, 3)
+done = subprocess.run(shell, stdout=subprocess.PIPE, pass_fds=[3], start_new_session=True, check=False)
+orphan = int(done.stdout)
+assert orphan in walk_family(0)
+os.write(writer, b"\\n")
+deadline, seconds = time.monotonic() + 60, 0.0
+while not seconds and time.monotonic() < deadline:
+    seconds = reap_orphans(0)
+    time.sleep(0.01)
+print(seconds)
+"""
+
+
+def test_processor_time_of_an_orphan_is_known_after_its_end() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, timeout=120, check=True)
+    assert float(done.stdout) >= 0.3
