@@ -66,10 +66,6 @@ def test_job_names_failure_of_script(name: str, tmp_path: Path) -> None:
     assert headline.partition(":")[0] in report
 
 
-def test_plain_scripts_are_thirty() -> None:
-    assert len(PLAIN) + len(TENSORFLOW) >= 50
-
-
 GROUPS = Path("/sys/fs/cgroup/memory")
 
 
@@ -91,9 +87,9 @@ def test_kill_because_memory_ran_out_is_named(tmp_path: Path) -> None:
     finally:
         group.rmdir()
     assert done.returncode == 137
-    assert (
-        "Root cause: SIGKILL: Linux killed it, because the memory of its control group ran out (chief/0)" in done.stderr
-    )
+    assert "SIGKILL: out of memory: Linux killed it, because its control group has no more (chief/0)" in done.stderr
+    assert "Memory ran out: ask for more" in done.stderr
+    assert "somebody killed the process" not in done.stderr
 
 
 def test_worker_that_fails_twice_on_one_line_before_its_server_is_not_started_again(tmp_path: Path) -> None:

@@ -111,6 +111,84 @@ def test_failure_without_script(lines: list[str], returncode: int, expected: Scr
     assert find_failure(lines, returncode, "/home/ana") == expected
 
 
+def test_log_line_before_the_exception_hides_nothing() -> None:
+    log = "2026-11-27 10:00:00.123456: W tensorflow/core/x.cc:1] INVALID_ARGUMENT: the loss : Tensor had NaN values"
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/ana/train.py", line 7, in <module>',
+        "    step()",
+        log,
+        "\t [[{{node CheckNumerics}}]]",
+        "ValueError: bad",
+    ]
+    assert find_failure(lines, 1, "/home/ana") == ScriptFailure("ValueError", "bad", "train.py", 7)
+
+
+def test_crash_names_the_line_of_the_thread_that_crashed(tmp_path: Path) -> None:
+    code = """
+import ctypes, threading, time
+def load():
+    time.sleep(100)
+threading.Thread(target=load, daemon=True).start()
+ctypes.string_at(0)
+"""
+    (tmp_path / "train.py").write_text(code)
+    command = [sys.executable, "-X", "faulthandler", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+    failure = find_failure(done.stderr.splitlines(), done.returncode, str(tmp_path))
+    assert failure == ScriptFailure("SIGSEGV", "Segmentation fault", "train.py", 6)
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_handled_exception_is_not_the_cause_of_a_later_exit(code: int) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/ana/a.py", line 1, in f',
+        "OSError: x",
+        "bad settings",
+    ]
+    assert find_failure(lines, code, "/home/ana") == ScriptFailure(f"exit code {code}", "bad settings")
+    assert find_failure(lines[:3], code, "/home/ana") == ScriptFailure("OSError", "x", "a.py", 1)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
+def test_exception_group_of_exceptions_that_were_never_raised() -> None:
+    code = "raise ExceptionGroup('two', [ValueError('one'), KeyError('other')])"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
+    failure = find_failure(done.stderr.splitlines(), done.returncode)
+    assert (failure.type, failure.message, failure.line) == ("ValueError", "one", 1)
+
+
+def test_exception_whose_name_is_not_ascii() -> None:
+    lines = ["Traceback (most recent call last):", '  File "/home/ana/a.py", line 1, in f', "__main__.Überfehler: x"]
+    assert find_failure(lines, 1, "/home/ana") == ScriptFailure("Überfehler", "x", "a.py", 1)
+
+
+def test_removed_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    place.rmdir()
+    lines = ["Traceback (most recent call last):", '  File "/home/ana/a.py", line 1, in f', "OSError: x"]
+    assert find_failure(lines, 1).file == "/home/ana/a.py"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [" " * 1_900 + "x"] * 4_000,
+        ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "W0000 00:00:1.2   14458 x.cc:1] y"]
+        * 1_300,
+        ["| " * 900 + "x"] * 4_000,
+        ["a." * 900 + ":"] * 4_000,
+    ],
+)
+def test_no_output_takes_long(lines: list[str]) -> None:
+    """The agent reports the exit of a second start only after this."""
+    find_failure(lines, 1, "/home/ana")
+
+
 def test_traceback_interrupted_by_another_thread() -> None:
     """A message of TensorFlow's C++ code, with a traceback of its own, is printed between two frames."""
     lines = [

@@ -32,7 +32,7 @@ def test_counter_of_control_group(
     assert "killed it, or memory" in describe_kill(None)
     assert describe_kill(OomKills(number, "its control group")) == "another process killed it"
     assert describe_kill(OomKills(number - 1, "its control group")) == (
-        "Linux killed it, because the memory of its control group ran out"
+        "out of memory: Linux killed it, because its control group has no more"
     )
     assert "or memory ran out" in describe_kill(OomKills(number - 1, "this host"))
 

@@ -280,7 +280,10 @@ class OwnedChild(TaskProcess):
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
-        """Wait for the child's exit, and report it at once. `_finish_log` then reports the child's last lines.
+        """Wait for the child's exit, and report it. `_finish_log` then reports the child's last lines.
+
+        The exit is reported at once, except for the failure of a second or later start before its server ran. This is
+        reported together with its last lines.
 
         A child that fails its liveness probe is killed. `address` is that of the child's server, or None if it has no
         server.
@@ -336,7 +339,11 @@ class OwnedChild(TaskProcess):
         await child.wait()
         tail = log.close()
         if returncode:
-            failure = await in_thread(log.find_failure, returncode)
+            try:
+                failure = await in_thread(log.find_failure, returncode)
+            except Exception as error:  # the exit must be reported, whatever the output contains
+                logger.warning("what ended the script is unknown: %s: %s", type(error).__name__, error)
+                failure = ScriptFailure(f"exit code {returncode}")
             if returncode == -signal.SIGKILL and not failure.message:
                 failure = dataclasses.replace(failure, message=describe_kill(num_oom_kills))
             self._report(**exit_report, tail=tail, failure=failure, printed_nothing=False)

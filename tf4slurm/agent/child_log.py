@@ -146,7 +146,7 @@ class ChildLog:
 
     def find_failure(self, returncode: int) -> ScriptFailure:
         """Return what ended the process, from the end of its output. This may take 0.1 s."""
-        return find_failure(self._end, returncode)
+        return find_failure(self._end.copy(), returncode)  # the thread that reads the output may still append
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:

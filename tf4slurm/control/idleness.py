@@ -104,7 +104,7 @@ class IdleWatch:
         states = {each.rank: each.observed for each in running}
         starts = tuple((rank, state.attempt, state.start_count) for rank, state in states.items())
         has_changed = starts != self._starts
-        is_known = all(each.is_connected and each.owns_child and each.observed.usage.cpu_seconds for each in running)
+        is_known = all(each.is_connected and each.owns_child and _is_measured(each) for each in running)
         num_sessions = sum(state.usage.num_sessions for state in states.values())
         if num_sessions != self._num_sessions:
             self._num_sessions, self._session_at = num_sessions, now
@@ -127,6 +127,12 @@ class IdleWatch:
             return None
         self._has_warned = True
         return _describe_idleness(records, limit)
+
+
+def _is_measured(record: TaskRecord) -> bool:
+    """Return whether the usage of the child is known. A program that only waits may use no processor time."""
+    usage = record.observed.usage
+    return usage.memory_bytes > 0 or usage.cpu_seconds > 0
 
 
 def _with_traffic_of(other: ObservedState | None, state: ObservedState) -> ObservedState:

@@ -115,7 +115,8 @@ class Receiver:
             state.emit("serving", record, "has a server that answers")
         if record.attempt < observed.attempt == state.attempt and record.address is not None and observed.port:
             state.on_address(record, Address(record.address.host, observed.port))
-        if record.observed.failure != before.failure:
+        start, start_before = (observed.start_count, observed.failure), (before.start_count, before.failure)
+        if record.observed is observed and start != start_before:
             record.note_failure(now)
         if (record.observed.state, record.observed.start_count) != (before.state, before.start_count):
             self._on_task_state(record)

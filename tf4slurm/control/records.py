@@ -94,7 +94,8 @@ class TaskRecord:
         """Remember what ended the last child if it failed soon after its start, before it had a server."""
         observed = self.observed
         is_early = self.started_at is not None and (self.ended_at or now) - self.started_at < IMPORT_SECONDS
-        if observed.failure is not None and is_early and not observed.has_server:
+        may_serve = self.role.is_in_cluster and not observed.has_server
+        if observed.failure is not None and is_early and may_serve:
             self.early_failures[observed.start_count] = observed.failure
 
     @property

@@ -26,6 +26,7 @@ from tf4slurm.spec.job_spec import JobSpec
 
 _NEVER = float("inf")
 _JOINED_SECONDS = 2.0  # for joined workers to terminate after all other tasks have
+_REPEATED = "is not restarted again: it failed twice on the same line before its server ran"
 
 
 class JobState:
@@ -141,12 +142,9 @@ class JobState:
             is_restart_left=is_allowed and not record.repeats_failure,
             shared=self.desired.shared,
         )
-        if is_allowed and record.repeats_failure and self.phase is Phase.TRAINING:
-            self.emit(
-                "not_restarted",
-                record,
-                "is not restarted again: it failed twice on the same line before its server ran",
-            )
+        is_repeated = is_allowed and record.repeats_failure
+        if is_repeated and consequence is AfterExit.FAILURE:
+            self.emit("not_restarted", record, _REPEATED)
         if consequence is AfterExit.RESTART:
             number, most = record.desired_start_count, self.spec.max_worker_restarts
             self.desired.start(record.rank, record.desired_start_count + 1)
@@ -164,7 +162,8 @@ class JobState:
         elif consequence is not AfterExit.NOTHING:
             record.is_done = True
             if consequence is AfterExit.GO_ON:
-                self.emit("not_restarted", record, "is not restarted again; the job continues without it")
+                text = f"{_REPEATED}; " if is_repeated else "is not restarted again; "
+                self.emit("not_restarted", record, f"{text}the job continues without it")
             self._complete_if_done()
             self.end_stop_if_saved()
 

@@ -80,8 +80,9 @@ class ServerWatch:
         return self._spec.require_servers and is_over and self.lacks_servers(members)
 
     def is_late(self, members: Sequence[TaskRecord], now: float) -> bool:
-        """Return whether `lacks_servers` is true 60 s after the start of the children or later."""
-        return now - self._started_at >= _SERVER_SECONDS and self.lacks_servers(members)
+        """Return whether `lacks_servers` is true 60 s after the start of the children, or after the start timeout."""
+        limit = min(_SERVER_SECONDS, self._spec.start_timeout_seconds)
+        return now - self._started_at >= limit and self.lacks_servers(members)
 
     def describe(self, members: Sequence[TaskRecord], when: str = "", either: str = "") -> str:
         count = sum(record.role.is_in_cluster for record in members)

@@ -27,6 +27,8 @@ from tf4slurm.jobs.tracebacks import (
 
 _MESSAGE_CHARACTERS = 400
 _FEW_LINES = 5
+_CRASHES = tuple(-number for number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
+_ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 _MAX_LINES_AFTER = 50  # lines that programs print at their exit, after the traceback; more show that the script went on
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
@@ -81,10 +83,11 @@ def find_failure(lines: Sequence[str], returncode: int, directory: str | None = 
         directory: The script's working directory, by default that of this process.
     """
     clean = [_COLOR.sub("", line).rstrip() for line in lines]
+    directory = directory or _find_working_directory()
     failure = _find_exception(clean, returncode)
     if failure is None:
         failure = _find_crash(clean, returncode) or _describe_exit(clean, returncode)
-    file = None if failure.file is None else _shorten_path(failure.file, directory or os.getcwd())
+    file = None if failure.file is None else _shorten_path(failure.file, directory)
     return replace(
         failure,
         type=failure.type.rpartition(".")[2] if "exit code" not in failure.type else failure.type,
@@ -93,10 +96,17 @@ def find_failure(lines: Sequence[str], returncode: int, directory: str | None = 
     )
 
 
+def _find_working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
+
+
 def _shorten_path(file: str, directory: str) -> str:
     """Return the path of a file below `directory` relative to it, and any other path unchanged."""
     prefix = directory.rstrip("/") + "/"
-    return file[len(prefix) :] if file.startswith(prefix) else file
+    return file[len(prefix) :] if directory and file.startswith(prefix) else file
 
 
 def find_slurm_kill(lines: Sequence[str]) -> ScriptFailure | None:
@@ -116,17 +126,19 @@ def _find_exception(lines: list[str], returncode: int) -> ScriptFailure | None:
 
     A signal from outside (SIGKILL, SIGTERM and others) is never the consequence of an exception.
     """
-    if returncode < 0 and -returncode not in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE):
+    if returncode < 0 and returncode not in _CRASHES:
         return None
     found = [each for each in find_tracebacks(lines) if not _IGNORED.match(each.before)]
     fatal = [each for each in found if not _IN_BACKGROUND.match(each.before)]
     if not found:
         return None
     last = (fatal or found)[-1]
-    after = [line for line in lines[last.end :] if line.strip()]
-    if (len(after) > _MAX_LINES_AFTER and not _is_of_tensorflow(last)) or (
-        returncode < 0 and any(map(_FAULT.match, after))
-    ):
+    after = _without_boilerplate(lines[last.end :])
+    # Python exits with 1 after an exception. With another code, a traceback is the cause if no other output follows.
+    max_lines_after = _MAX_LINES_AFTER if returncode in (1, *map(abs, _CRASHES), *_CRASHES) else 0
+    if len(after) > max_lines_after and not _is_of_tensorflow(last):
+        return None
+    if returncode < 0 and any(map(_FAULT.match, after)):
         return None
     earlier = found[: found.index(last)]
     previous = earlier[-1] if earlier and _is_cause(earlier[-1], last) else None
@@ -272,8 +284,8 @@ def _find_crash(lines: list[str], returncode: int) -> ScriptFailure | None:
     for index, text in enumerate(lines[-200:], max(len(lines) - 200, 0)):
         if match := _FAULT.match(text):
             message = message or match["message"]
-            frames = [(m["file"], int(m["line"])) for m in map(FRAME.match, lines[index:]) if m]
-        elif match := _FATAL_LOG.match(text):
+            frames = _read_crash_frames(lines[index:])
+        elif returncode in _ABORTS and (match := _FATAL_LOG.match(text)):
             message = match["message"]
         elif match := _CPP_EXCEPTION.match(text):
             what = next(filter(None, map(_CPP_WHAT.match, lines[index : index + 3])), None)
@@ -287,8 +299,20 @@ def _find_crash(lines: list[str], returncode: int) -> ScriptFailure | None:
     return ScriptFailure(name, message, file, line)
 
 
+def _read_crash_frames(lines: list[str]) -> list[tuple[str, int]]:
+    """Return the frames of the thread that crashed, in the report of faulthandler. The innermost is the first."""
+    start = next((index for index, line in enumerate(lines) if line.startswith("Current thread ")), 0)
+    end = next((index for index in range(start + 1, len(lines)) if not lines[index]), len(lines))
+    return [(match["file"], int(match["line"])) for match in map(FRAME.match, lines[start:end]) if match]
+
+
 def _describe_exit(lines: list[str], returncode: int) -> ScriptFailure:
     """Return the failure of a script that ended without a traceback: its exit code, and its last line."""
-    boilerplate = BoilerplateFilter()
-    shown = [line for line in lines if line.strip() and not boilerplate.is_boilerplate(line)]
+    shown = _without_boilerplate(lines)
     return ScriptFailure(f"exit code {returncode}", shown[-1].strip() if shown else "")
+
+
+def _without_boilerplate(lines: Sequence[str]) -> list[str]:
+    """Return the lines without empty ones and without TensorFlow's start-up messages."""
+    boilerplate = BoilerplateFilter()
+    return [line for line in lines if not boilerplate.is_boilerplate(line) and line.strip()]

@@ -23,7 +23,7 @@ def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
     if returncode == -signal.SIGKILL and not {_MEMORY, _GPU_MEMORY, _SLURM_MEMORY} & set(found):
         found.append(_KILLED)
     elif returncode in _CRASHES:
-        found.append("The process crashed in a compiled library, not in Python. To see where: PYTHONFAULTHANDLER=1.")
+        found.append("The process crashed in a compiled library, which the named line of your code has called.")
     return found
 
 

@@ -17,8 +17,10 @@ HEADER = "Traceback (most recent call last):"
 _HEADER = re.compile(rf"^(?: *\+ Exception Group | *\| )?{re.escape(HEADER)}$")
 _GROUP = re.compile(rf"^(?: *\+ Exception Group | *\| ){re.escape(HEADER)}$")
 _MARGIN = re.compile(r"^ *(?:\+-?)?[|+] ?(?:[| ]*[|] ?)*")
-FRAME = re.compile(r'^ *\|? *File "(?P<file>.+?)", line (?P<line>\d+)(?:,? in .*)?')
-EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*(?:<locals>\.[\w.]+)?)(?:: ?(?P<message>.*))?$")
+FRAME = re.compile(r'^(?: *\| *| *)File "(?P<file>.+?)", line (?P<line>\d+)(?:,? in .*)?')
+EXCEPTION = re.compile(r"^(?P<type>[^\W\d][\w.]*(?:<locals>\.[\w.]+)?)(?:: ?(?P<message>.*))?$")
+_LIKELY_EXCEPTION = re.compile(r"^[^\W\d][\w.<>]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Group)(?:: |:?$)")
+_GROUP_MEMBER = re.compile(r"^-+ \d+ -+$")
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _NOTEBOOK_HEADER = re.compile(r"^(?P<type>[A-Za-z_][\w.]*) +Traceback \(most recent call last\)$")
 _NOTEBOOK_FRAME = re.compile(
@@ -79,7 +81,7 @@ def find_tracebacks(lines: list[str]) -> list[Traceback]:
     while index < len(lines):
         read = _read_group if _GROUP.match(lines[index]) else _read_traceback
         traceback = None
-        if _HEADER.match(lines[index]) and FRAME.match(_next(lines, index)):
+        if _starts_traceback(lines, index):
             traceback = read(lines, index)
         elif match := _NOTEBOOK_HEADER.match(lines[index]):
             traceback = _read_notebook_traceback(lines, index, match["type"])
@@ -101,18 +103,27 @@ def _next(lines: list[str], index: int) -> str:
 def _read_traceback(lines: list[str], start: int) -> Traceback | None:
     """Read the traceback whose header is `lines[start]`. Return None if its output has been cut off."""
     frames = []
-    is_interrupted = False
-    index = start + 1
-    while index < len(lines) and (is_interrupted or lines[index].startswith((" ", "\t")) or _LOG.match(lines[index])):
-        match = FRAME.match(lines[index])
-        if _LOG.match(lines[index]):
-            is_interrupted = True  # by a message of another thread, whose own frames have empty lines between them
-        elif match is not None and lines[index - 1]:
+    is_interrupted = is_nested = False  # by a message of another thread, which may have a traceback of its own
+    for index in range(start + 1, len(lines) + 1):
+        line = lines[index] if index < len(lines) else ""
+        if index == len(lines) or _starts_traceback(lines, index):
+            return None
+        frame = FRAME.match(line)
+        if _LOG.match(line):
+            is_interrupted = True
+        elif is_interrupted and line == HEADER:
+            is_nested = True
+        elif frame is not None and not is_nested:
             is_interrupted = False
-        if match is not None and not is_interrupted:
-            frames.append((match["file"], int(match["line"])))
-        index += 1
-    match = EXCEPTION.match(lines[index]) if index < len(lines) else None
+            frames.append((frame["file"], int(frame["line"])))
+        elif frame is not None and lines[index - 1]:  # a nested traceback has an empty line before each frame
+            is_interrupted = is_nested = False
+            frames.append((frame["file"], int(frame["line"])))
+        elif is_nested and EXCEPTION.match(line):
+            is_nested = False
+        elif line and not line.startswith((" ", "\t")) and (not is_interrupted or _LIKELY_EXCEPTION.match(line)):
+            break
+    match = EXCEPTION.match(lines[index])
     if match is None:
         return None
     end = index + 1
@@ -126,8 +137,12 @@ def _read_traceback(lines: list[str], start: int) -> Traceback | None:
 
 def _ends_message(lines: list[str], index: int) -> bool:
     """Return whether a line begins something else than a message: another traceback, or the text before one."""
-    is_header = _HEADER.match(lines[index]) and FRAME.match(_next(lines, index))
-    return bool(is_header or _NEXT.match(lines[index]))
+    return _starts_traceback(lines, index) or _NEXT.match(lines[index]) is not None
+
+
+def _starts_traceback(lines: list[str], index: int) -> bool:
+    """Return whether a line is the header of a traceback of Python. The first frame follows such a header at once."""
+    return _HEADER.match(lines[index]) is not None and FRAME.match(_next(lines, index)) is not None
 
 
 def _read_group(lines: list[str], start: int) -> Traceback | None:
@@ -141,6 +156,9 @@ def _read_group(lines: list[str], start: int) -> Traceback | None:
             found = _read_traceback(inner, index)
             if found is not None and not found.type.endswith("Group"):
                 return replace(found, start=start, end=end, message=found.message[:1])
+        elif _GROUP_MEMBER.match(line.strip()) and (match := EXCEPTION.match(_next(inner, index))):  # it was not raised
+            frames = [(frame["file"], int(frame["line"])) for frame in map(FRAME.match, inner[:index]) if frame]
+            return Traceback(match["type"], [match["message"] or ""], frames, start, end)
     head = _read_traceback(["Traceback (most recent call last):", *inner], 0)
     return None if head is None else replace(head, start=start, end=end, message=head.message[:1])
 

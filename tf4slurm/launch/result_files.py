@@ -52,6 +52,8 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         name = str(outcome.cause)
         failure = replace(failure, task=name, worker=failure.worker if failure.worker != name else None)
     failed = [each for each in state.tasks if each.task != outcome.cause and each.observed.returncode]
+    is_known_kill = failure is not None and failure.type == "SIGKILL"  # its message says who sent the signal
+    returncode = None if is_known_kill else cause
     texts = [f"{failure.type}: {failure.message}", failure.caused_by] if failure is not None else []
     return ResultFile(
         state=outcome.state,
@@ -60,7 +62,7 @@ def make_result_file(state: JobState, run_directory: RunDirectory, started_at: f
         cause=str(outcome.cause) if outcome.cause else None,
         failure=failure,
         tail=tuple(outcome.tail),
-        meaning=() if outcome.is_success else tuple(explain((*outcome.tail, *texts, outcome.reason), cause)),
+        meaning=() if outcome.is_success else tuple(explain((*outcome.tail, *texts, outcome.reason), returncode)),
         log=str(run_directory.log(outcome.cause, state.attempt)) if outcome.cause else None,
         collateral=()
         if outcome.is_success

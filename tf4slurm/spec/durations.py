@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 EXAMPLES = "90s, 5m, 2h or 1d12h"
@@ -10,6 +11,7 @@ EXAMPLES = "90s, 5m, 2h or 1d12h"
 _SLURM_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _WITH_UNITS = re.compile(r"\s*(?:\d+(?:\.\d+)?[dhms])+\s*")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE)
 _UNIT_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _ORDER = re.compile(r"d?h?m?s?")
 
@@ -22,6 +24,8 @@ def parse_seconds(text: str) -> float:
     """
     seconds = _with_units(text)
     try:
+        if seconds is None and not _NUMBER.fullmatch(text):
+            raise ValueError
         return float(text) if seconds is None else seconds
     except ValueError:
         text = f"{text!r} is not a time. Expected seconds, or a time with units, such as {EXAMPLES}."
@@ -42,7 +46,7 @@ def parse_time_limit(text: str) -> str:
             f"{text!r} is not a time limit. Expected Slurm's format, such as 90 (minutes), 1:30:00 or 2-12:00:00, or "
             "such as 90m, 8h or 2d."
         )
-    minutes, seconds = divmod(round(found), 60)
+    minutes, seconds = divmod(math.ceil(found), 60)  # 0 would be no limit
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     return f"{days}-{hours:02}:{minutes:02}:{seconds:02}" if days else f"{hours}:{minutes:02}:{seconds:02}"

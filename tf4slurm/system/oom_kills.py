@@ -57,4 +57,4 @@ def describe_kill(before: OomKills | None) -> str:
         return "another process killed it, or memory ran out"
     if now.number <= before.number:
         return "another process killed it"
-    return f"Linux killed it, because the memory of {now.limit} ran out"
+    return f"out of memory: Linux killed it, because {now.limit} has no more"
