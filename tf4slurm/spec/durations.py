@@ -11,7 +11,6 @@ EXAMPLES = "90s, 5m, 2h or 1d12h"
 _SLURM_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _WITH_UNITS = re.compile(r"\s*(?:\d+(?:\.\d+)?[dhms])+\s*")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE)
 _UNIT_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _ORDER = re.compile(r"d?h?m?s?")
 
@@ -24,8 +23,6 @@ def parse_seconds(text: str) -> float:
     """
     seconds = _with_units(text)
     try:
-        if seconds is None and not _NUMBER.fullmatch(text):
-            raise ValueError
         return float(text) if seconds is None else seconds
     except ValueError:
         text = f"{text!r} is not a time. Expected seconds, or a time with units, such as {EXAMPLES}."
