@@ -74,7 +74,11 @@ HEALTHY = {
     ),
     "moves bytes at the port of the ps": (
         "peer = config['cluster']['ps'][0].rpartition(':')\n"
-        "with socket.create_connection((peer[0], int(peer[2]))) as connection:\n"
+        "connection = None\n"
+        "while connection is None:\n"
+        "    try: connection = socket.create_connection((peer[0], int(peer[2])))\n"
+        "    except ConnectionRefusedError: time.sleep(0.1)\n"
+        "with connection:\n"
         "    while time.monotonic() < end: connection.sendall(bytes(500)); time.sleep(1)"
     ),
 }

@@ -29,6 +29,7 @@ class Effect(enum.Enum):
     """What follows a signal."""
 
     STOPS = "the job saves and stops, with 128 + the number"
+    STOPS_NOW = "the job stops without a save, with 128 + the number"
     NOTHING = "the job continues"
     FAILS = "the job fails, with 128 + the number"
     KILLS_LAUNCHER = "without a launcher, the agents end their tasks"
@@ -38,7 +39,8 @@ TABLE: Mapping[str, Mapping[Effect, Sequence[signal.Signals]]] = {
     "launcher": {
         Effect.STOPS: [*STOPS, signal.SIGALRM, signal.SIGXCPU],
         Effect.NOTHING: HARMLESS,
-        Effect.KILLS_LAUNCHER: [signal.SIGQUIT],
+        Effect.STOPS_NOW: [signal.SIGQUIT],
+        Effect.KILLS_LAUNCHER: [signal.SIGVTALRM],
     },
     "agent": {Effect.STOPS: STOPS, Effect.NOTHING: [*OTHERS, *HARMLESS]},
     "script that asks": {
@@ -93,7 +95,7 @@ def start(job: Job, target: str) -> int:
 
 @pytest.mark.parametrize(
     ("target", "effect", "number"),
-    cases(Effect.STOPS, Effect.FAILS, Effect.KILLS_LAUNCHER),
+    cases(Effect.STOPS, Effect.STOPS_NOW, Effect.FAILS, Effect.KILLS_LAUNCHER),
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_signal_that_ends_a_job(
@@ -106,7 +108,7 @@ def test_signal_that_ends_a_job(
         assert wait_until_gone(process_mark, timeout_seconds=10 + 30) == []
         return
     assert returncode == 128 + number, job.stderr
-    assert job.result["state"] == ("STOPPED" if effect is Effect.STOPS else "FAILED")
+    assert job.result["state"] == ("FAILED" if effect is Effect.FAILS else "STOPPED")
     assert number.name in job.result["reason"]
 
 
