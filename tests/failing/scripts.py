@@ -17,6 +17,7 @@ class FailingScript:
         helper: The text of helper.py.
         task: The beginning of the name of the task whose process failed.
         worker: The beginning of the name of the task on which a closure of the chief failed.
+        ran_in_task: Whether the process of `task` ran the function that failed, for `worker`.
         caused_by: The expected direct cause.
         file: The file that has the line "# here". None if the failure names no line.
         cell_line: The line in a notebook's cell.
@@ -30,6 +31,7 @@ class FailingScript:
     helper: str = ""
     task: str = "chief/0"
     worker: str | None = None
+    ran_in_task: bool = False
     caused_by: str = ""
     file: str | None = "train.py"
     cell_line: int | None = None
@@ -360,6 +362,7 @@ coordinator.join()
         "ValueError",
         "record 3 is damaged",
         worker="worker/",
+        ran_in_task=True,
         options=_PSS,
     ),
     "generator": FailingScript(
@@ -377,6 +380,7 @@ tft.run_steps(coordinator, step, 10, dataset=iter(coordinator.create_per_worker_
         "OSError",
         "the archive is damaged",
         worker="worker/",
+        ran_in_task=True,
         options=_PSS,
     ),
     "dataset function": FailingScript(

@@ -30,6 +30,7 @@ def check(failure: dict[str, Any] | None, script: FailingScript) -> None:
     assert failure["message"].startswith(script.message), failure
     assert (failure["file"], failure["line"]) == (script.file, script.line), failure
     assert failure["task"].startswith(script.task), failure
+    assert failure["ran_in_task"] is script.ran_in_task, failure
     assert failure["caused_by"] == script.caused_by, failure
     if script.worker is None:
         assert failure["worker"] is None, failure

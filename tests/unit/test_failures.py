@@ -226,6 +226,7 @@ def test_kill_by_slurm(line: str, kind: str) -> None:
     [
         (ScriptFailure("ValueError", "bad", "train.py", 3, "chief/0"), "ValueError: bad (train.py:3, chief/0)"),
         (ScriptFailure("ValueError", "bad", "a.py", 3, "chief/0", "worker/1"), "ValueError: bad (a.py:3, worker/1)"),
+        (ScriptFailure("E", "m", None, None, "chief/0", "worker/1", ran_in_task=True), "E: m (chief/0 for worker/1)"),
         (ScriptFailure("exit code 3", "", task="ps/0"), "exit code 3 (ps/0)"),
         (ScriptFailure("E", "m", caused_by="KeyError: 'x'"), "E: m, because of KeyError: 'x'"),
     ],

@@ -20,6 +20,9 @@ class ScriptFailure:
         task: The task whose process failed. Empty in a message, because its sender is that task.
         worker: The task on which a closure of the chief, or an operation of a session, has failed. None if it is the
             same as `task`, or unknown.
+        ran_in_task: Whether the process of `task` ran the Python function that failed, for a closure of `worker`.
+            TensorFlow calls a function given to tf.py_function or from_generator in the process that has defined it,
+            also for the dataset of a worker.
         caused_by: Type and message of the exception that is the direct cause of this one (`raise … from …`), or empty.
     """
 
@@ -29,6 +32,7 @@ class ScriptFailure:
     line: int | None = None
     task: str = ""
     worker: str | None = None
+    ran_in_task: bool = False
     caused_by: str = ""
 
     def has_same_place(self, other: ScriptFailure) -> bool:
@@ -38,12 +42,15 @@ class ScriptFailure:
     def headline(self, *, with_task: bool = True) -> str:
         """Return the failure in one line, such as "ValueError: bad rate (train.py:12, worker/1)".
 
-        With `with_task=False`, the task is left out, but not the worker of a closure.
+        A Python function that ran for a worker ends with "(train.py:12, chief/0 for worker/1)". With
+        `with_task=False`, the task is left out, but not the worker of a closure.
         """
         text = f"{self.type}: {self.message}" if self.message else self.type
         if self.caused_by:
             text = f"{text}, because of {self.caused_by}"
-        task = self.worker or (self.task if with_task else "")
+        task = self.task if with_task else ""
+        if self.worker is not None:
+            task = f"{task} for {self.worker}".lstrip() if self.ran_in_task else self.worker
         places = [f"{self.file}:{self.line}" if self.line else self.file, task]
         found = ", ".join(place for place in places if place)
         return f"{text} ({found})" if found else text

@@ -72,7 +72,6 @@ _REMOTE_CALL = re.compile(
     r"/tensorflow\.(?P<method>[\w./]+)"
 )
 
-
 def find_failure(lines: Sequence[str], returncode: int, directory: str | None = None) -> ScriptFailure:
     """Return what ended a script, from the end of its output and its exit code.
 
@@ -175,12 +174,14 @@ def _read_message(traceback: Traceback) -> ScriptFailure:
     failure = ScriptFailure(traceback.type, _first_paragraph(message), file, line)
     if traceback.type.endswith("CellExecutionError"):  # nbconvert; the notebook's traceback follows
         return failure
-    nested = _read_nested(message) or _read_user_code(message) or _read_graph_error(traceback)
+    python = _read_nested(message)
+    nested = python or _read_user_code(message) or _read_graph_error(traceback)
     if nested is None:
         return failure
     if nested.file is None:
         nested = replace(nested, file=file, line=line)
-    return replace(nested, worker=_find_worker(message))
+    worker = _find_worker(message)
+    return replace(nested, worker=worker, ran_in_task=worker is not None and nested is python)
 
 
 def _first_paragraph(message: Sequence[str]) -> str:
