@@ -140,8 +140,8 @@ HEALTHY = {
     "an evaluator alone works": Case((*WITH_CHIEF, "evaluator/0"), {"evaluator/0": Rates(30)}),
     "a data server alone works": Case((*WITH_CHIEF, "data-dispatcher/0", "data-worker/0"), {"data-worker/0": Rates(9)}),
     "a worker is restarted every 50 s": Case(WITH_CHIEF, {"worker/0": Rates(change=restarting)}),
-    "10,000 tasks, which are measured every 100 s": Case(
-        ("ps/0", *(f"worker/{index}" for index in range(9999))), {"worker/7": printing(100)}
+    "4,000 tasks, which are measured every 40 s": Case(
+        ("ps/0", *(f"worker/{index}" for index in range(3999))), {"worker/7": printing(40)}
     ),
     "one process sleeps": Case(("chief/0",)),
     "one process and its evaluator sleep": Case(("chief/0", "evaluator/0")),

@@ -72,6 +72,7 @@ _REMOTE_CALL = re.compile(
     r"/tensorflow\.(?P<method>[\w./]+)"
 )
 
+
 def find_failure(lines: Sequence[str], returncode: int, directory: str | None = None) -> ScriptFailure:
     """Return what ended a script, from the end of its output and its exit code.
 
