@@ -13,6 +13,7 @@ from tests.failing.test_failing_scripts import check
 from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.jobs.failures import find_failure, find_slurm_kill
 from tf4slurm.jobs.formatting import shorten_in_the_middle
+from tf4slurm.jobs.tracebacks import find_tracebacks, without_logs
 
 OUTPUTS = Path(__file__).parents[1] / "data" / "outputs"
 RECORDED = sorted(OUTPUTS.glob("*/*.txt"))
@@ -189,24 +190,34 @@ def test_no_output_takes_long(lines: list[str]) -> None:
     find_failure(lines, 1, "/home/ana")
 
 
-def test_traceback_interrupted_by_another_thread() -> None:
-    """A message of TensorFlow's C++ code, with a traceback of its own, is printed between two frames."""
-    lines = [
-        "Traceback (most recent call last):",
-        '  File "/home/ana/train.py", line 20, in <module>',
-        "W0000 00:00:1795737471.882256   14458 op_kernel.cc:1845] INVALID_ARGUMENT: ValueError: record 3 is damaged",
+LOGS = (
+    ["W0000 00:00:1795737471.882256   14458 op_kernel.cc:1845] INVALID_ARGUMENT: assertion failed: [too large]"],
+    [
+        "2026-11-27 01:10:15.379201: W tensorflow/core/framework/op_kernel.cc:1827] INVALID_ARGUMENT: OSError: damaged",
         "Traceback (most recent call last):",
         "",
         '  File "/home/ana/other.py", line 14, in read',
-        '    raise ValueError("record 3 is damaged")',
+        '    raise OSError("damaged")',
         "",
-        "ValueError: record 3 is damaged",
+        "OSError: damaged",
         "",
-        "    coordinator.join()",
-        '  File "/opt/venv/lib/python3.11/site-packages/x.py", line 3, in join',
-        "RuntimeError: stopped",
-    ]
-    assert find_failure(lines, 1, "/home/ana") == ScriptFailure("RuntimeError", "stopped", "train.py", 20)
+        "",
+        "\t [[{{node PyFunc}}]]",
+    ],
+)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=[f"{path.parent.name}-{path.stem}" for path in RECORDED])
+@pytest.mark.parametrize("log", LOGS, ids=["line", "traceback"])
+def test_message_of_another_thread_between_two_lines_of_a_traceback_changes_nothing(path: Path, log: list[str]) -> None:
+    """Python writes each line of a traceback, and the whole message of the exception, in one piece."""
+    facts, *printed = path.read_text().splitlines()
+    lines = without_logs(printed)
+    expected = find_failure(lines, int(facts.split()[1]), "/home/ana/train")
+    for traceback in find_tracebacks(lines):
+        for index in range(traceback.start, traceback.end):
+            output = [*lines[:index], *log, *lines[index:]]
+            assert find_failure(output, int(facts.split()[1]), "/home/ana/train") == expected, index
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tf4slurm.jobs.tracebacks import (
     Traceback,
     find_tracebacks,
     innermost_frame,
+    without_logs,
 )
 
 _MESSAGE_CHARACTERS = 400
@@ -84,7 +85,7 @@ def find_failure(lines: Sequence[str], returncode: int, directory: str | None = 
     """
     clean = [_COLOR.sub("", line).rstrip() for line in lines]
     directory = directory or _find_working_directory()
-    failure = _find_exception(clean, returncode)
+    failure = _find_exception(without_logs(clean), returncode)
     if failure is None:
         failure = _find_crash(clean, returncode) or _describe_exit(clean, returncode)
     file = None if failure.file is None else _shorten_path(failure.file, directory)

@@ -19,7 +19,6 @@ _GROUP = re.compile(rf"^(?: *\+ Exception Group | *\| ){re.escape(HEADER)}$")
 _MARGIN = re.compile(r"^ *(?:\+-?)?[|+] ?(?:[| ]*[|] ?)*")
 FRAME = re.compile(r'^(?: *\| *| *)File "(?P<file>.+?)", line (?P<line>\d+)(?:,? in .*)?')
 EXCEPTION = re.compile(r"^(?P<type>[^\W\d][\w.]*(?:<locals>\.[\w.]+)?)(?:: ?(?P<message>.*))?$")
-_LIKELY_EXCEPTION = re.compile(r"^[^\W\d][\w.<>]*(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Group)(?:: |:?$)")
 _GROUP_MEMBER = re.compile(r"^-+ \d+ -+$")
 _SYNTAX_ERRORS = ("SyntaxError", "IndentationError", "TabError")
 _NOTEBOOK_HEADER = re.compile(r"^(?P<type>[A-Za-z_][\w.]*) +Traceback \(most recent call last\)$")
@@ -96,6 +95,28 @@ def find_tracebacks(lines: list[str]) -> list[Traceback]:
     return found
 
 
+def without_logs(lines: Sequence[str]) -> list[str]:
+    """Return the output without the messages that TensorFlow's C++ code logs, except those of fatal errors.
+
+    TensorFlow writes each in one piece, so that it may stand between any two lines of a traceback. A message of a Python
+    function's error has the function's traceback, with an empty line before each frame.
+    """
+    kept = []
+    index = 0
+    while index < len(lines):
+        if _LOG.match(lines[index]) is None:
+            kept.append(lines[index])
+            index += 1
+            continue
+        index += 1
+        if lines[index : index + 2] == [HEADER, ""]:
+            end = next((each for each in range(index + 1, len(lines)) if EXCEPTION.match(lines[each])), len(lines) - 1)
+            index = end + 1
+            while index < len(lines) and (not lines[index] or lines[index].startswith("\t [[")):
+                index += 1
+    return kept
+
+
 def _next(lines: list[str], index: int) -> str:
     return lines[index + 1] if index + 1 < len(lines) else ""
 
@@ -103,25 +124,14 @@ def _next(lines: list[str], index: int) -> str:
 def _read_traceback(lines: list[str], start: int) -> Traceback | None:
     """Read the traceback whose header is `lines[start]`. Return None if its output has been cut off."""
     frames = []
-    is_interrupted = is_nested = False  # by a message of another thread, which may have a traceback of its own
     for index in range(start + 1, len(lines) + 1):
         line = lines[index] if index < len(lines) else ""
         if index == len(lines) or _starts_traceback(lines, index):
             return None
         frame = FRAME.match(line)
-        if _LOG.match(line):
-            is_interrupted = True
-        elif is_interrupted and line == HEADER:
-            is_nested = True
-        elif frame is not None and not is_nested:
-            is_interrupted = False
+        if frame is not None:
             frames.append((frame["file"], int(frame["line"])))
-        elif frame is not None and lines[index - 1]:  # a nested traceback has an empty line before each frame
-            is_interrupted = is_nested = False
-            frames.append((frame["file"], int(frame["line"])))
-        elif is_nested and EXCEPTION.match(line):
-            is_nested = False
-        elif line and not line.startswith((" ", "\t")) and (not is_interrupted or _LIKELY_EXCEPTION.match(line)):
+        elif line and not line.startswith((" ", "\t")):
             break
     match = EXCEPTION.match(lines[index])
     if match is None:
