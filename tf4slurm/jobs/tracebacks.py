@@ -98,8 +98,8 @@ def find_tracebacks(lines: list[str]) -> list[Traceback]:
 def without_logs(lines: Sequence[str]) -> list[str]:
     """Return the output without the messages that TensorFlow's C++ code logs, except those of fatal errors.
 
-    TensorFlow writes each in one piece, so that it may stand between any two lines of a traceback. A message of a Python
-    function's error has the function's traceback, with an empty line before each frame.
+    TensorFlow writes each in one piece, so that it may stand between any two lines of a traceback. A message with the
+    error of a Python function has the function's traceback, with an empty line before each frame.
     """
     kept = []
     index = 0
