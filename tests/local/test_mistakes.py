@@ -78,6 +78,7 @@ def tf4slurm(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
             "wait --timeout soon",
             "--timeout: 'soon' is not a time. Expected seconds, or a time with units, such as 90s, 5m,",
         ),
+        ("wait --timeout nan", "--timeout: 'nan' is not a time. Expected seconds, or a time with units, such as 90s,"),
         ("cancel --grace-period 1x 1", "--grace-period: '1x' is not a time."),
         ("run --grace-period 1min --workers 1 -- python train.py", "--grace-period: '1min' is not a time."),
         (
@@ -144,6 +145,10 @@ def test_logs_of_a_task_without_id_are_those_of_the_latest_job(tmp_path: Path) -
     missing = tf4slurm("logs", "worker/0", cwd=tmp_path)
     assert missing.returncode == 2
     assert "matches worker/0. It has: chief/0." in missing.stderr
+    for typo, task in (("wroker", "worker"), ("cheif/0", "chief/0"), ("ps0", "ps")):
+        misspelled = tf4slurm("logs", typo, cwd=tmp_path)
+        assert (misspelled.returncode, misspelled.stdout) == (5, "")
+        assert f"There is no task and no job {typo!r}. Did you mean {task!r}?" in misspelled.stderr
     unknown = tf4slurm("logs", "frist", cwd=tmp_path)
     assert unknown.returncode == 5
     assert "Did you mean 'first-" in unknown.stderr

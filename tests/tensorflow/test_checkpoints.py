@@ -52,6 +52,19 @@ def test_second_save_at_the_same_step_keeps_the_first(tmp_path: Path) -> None:
     assert {path: path.stat().st_ino for path in tmp_path.glob("ckpt-*")} == before
 
 
+def test_directory_that_cannot_be_written_is_refused_in_two_sentences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, step=tf.Variable(5, dtype=tf.int64), weight=tf.Variable(0.0))
+
+    def refuse(**_: object) -> None:
+        raise tf.errors.NotFoundError(None, None, f"{tmp_path}/ckpt-5; No such file or directory")
+
+    monkeypatch.setattr(checkpoints._manager, "save", refuse)
+    with pytest.raises(CheckpointError, match=r"No such file or directory\. Chief and ps must see"):
+        checkpoints.save()
+
+
 @pytest.mark.parametrize("what", ["index", "data-00000-of-00001"])
 def test_unreadable_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture

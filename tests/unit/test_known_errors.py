@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from tests.unit.test_child_log import KERAS, PER_REPLICA, kept
-from tf4slurm.jobs.known_errors import explain
+from tf4slurm.jobs.known_errors import _KNOWN, explain
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ from tf4slurm.jobs.known_errors import explain
         ("AttributeError: module 'tensorflow._api.v2.train' has no attribute 'AdamOptimizer'", "for TensorFlow 1"),
         ("AttributeError: module 'tensorflow' has no attribute 'contrib'", "does not have any more"),
         ("tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server", "could not listen"),
-        ("ModuleNotFoundError: No module named 'x'", "lacks a package"),
+        ("ModuleNotFoundError: No module named 'sklearn'", "check the spelling of the import, or start the job from"),
         ("/usr/bin/env: ‘python3\\r’: No such file or directory", "line endings of Windows"),
         ("run.sh: line 1: $'set\\r': command not found", "line endings of Windows"),
         ("run.sh: line 3: syntax error near unexpected token `$'do\\r''", "line endings of Windows"),
@@ -148,6 +148,20 @@ from tf4slurm.jobs.known_errors import explain
             "FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'",
             "TensorFlow's own SlurmClusterResolver",
         ),
+        (
+            # TensorFlow 2.21
+            "TypeError: in user code:\n\n"
+            '    File "/v/tf4slurm/tensorflow/step_closure.py", line 122, in __call__  *\n'
+            "        result = self._step_fn(*batch)\n"
+            '    File "/home/ana/train.py", line 11, in step  *\n'
+            "        x = next(batch)\n\n"
+            "    TypeError: 'tuple' object is not an iterator",
+            "a batch, not an iterator",
+        ),
+        (
+            "AttributeError: 'ShardedVariable' object has no attribute 'handle'",
+            "Leave out the argument variable_partitioner",
+        ),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'", "host without NVIDIA's driver"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'data'", "check its path"),
         ("OSError: [Errno 7] Argument list too long: 'python'", "128 KB for each argument"),
@@ -162,6 +176,29 @@ def test_known_failure_has_one_line_with_cause_and_advice(text: str, meaning: st
         r"\b(take|pip install|import|start|run|use|load|install|ask|make room|let|look|shorten|check|create|call)\b"
     )
     assert re.search(action, explanation, re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("tensorfow", " Did you mean 'tensorflow'?"),
+        ("jsn", " Did you mean 'json'?"),
+        *dict.fromkeys(("tensorflow_hub", "numpyro", "x", "numpy.nothing", "json"), "").items(),
+    ],
+)
+def test_misspelled_module_has_a_suggestion(name: str, hint: str) -> None:
+    (explanation,) = explain([f"ModuleNotFoundError: No module named '{name}'"])
+    assert explanation.partition("has the package.")[2] == hint
+
+
+def test_explanations_are_sentences_with_full_stops() -> None:
+    """Two joined sentences without a full stop show as a capital letter after a word that is no name."""
+    names = "TensorFlow|Keras|NumPy|Python|Linux|Slurm|GPU|NVIDIA|CUDA|SCRIPT|DIRECTORY|NAME|E2BIG|SavedModel|StringLookup"
+    names += "|MultiWorkerMirroredStrategy|ParameterServerStrategy|CRLF|SlurmClusterResolver|TF_|SidecarEvaluator|KB|GB"
+    names += "|DatasetCreator|ShardedEmbedding|Windows|Reduction|Input|Model|KerasTensor|DNS|PATH|LD_|NFS|I/O|AUTO"
+    for _, meaning in _KNOWN:
+        assert meaning.endswith((".", "?")), meaning
+        assert not re.search(rf"[a-z)'] (?!{names})[A-Z]", meaning), meaning
 
 
 def test_error_of_our_resolver_is_not_explained_as_tensorflows() -> None:

@@ -91,10 +91,10 @@ worker/1  n1    10.0.0.1:40003  1.00 s   3.00 s  lost
 
 FAILED with exit code 137 after 3.0 s.
 Root cause: ps/0 on n0 was killed by signal 9 (SIGKILL).
+Explanation: Memory ran out: ask for more, or take smaller batches.
 The last lines of /runs/digits-42/logs/ps-0.1.log:
     Loading
     Killed: out of memory
-Explanation: Memory ran out: ask for more, or take smaller batches.
 Failure that followed: chief/0 on n0 exited with code 1.
 
 logs: /runs/digits-42/logs

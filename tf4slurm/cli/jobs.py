@@ -132,7 +132,8 @@ def _describe(job: JobStatus) -> list[str]:
         if task.state == "STALLED" and task.seconds_since_step is not None
     ]
     if job.exit_code and job.state not in (STOPPED, REQUEUED) and (job.run_directory or not job.slurm_output):
-        lines.append(f"To find the reason: tf4slurm logs {word}")
+        is_named = job.failure is not None and job.failure.file is not None
+        lines.append(f"{'All output' if is_named else 'To find the reason'}: tf4slurm logs {word}")
     return lines
 
 

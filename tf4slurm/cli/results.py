@@ -19,7 +19,7 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.remote import ssh_tunnel
 from tf4slurm.cli.shared import Verb, find_jobs, job_argument, note
-from tf4slurm.errors import RunDirectoryError, Tf4SlurmError
+from tf4slurm.errors import RunDirectoryError, Tf4SlurmError, UnknownJobError
 from tf4slurm.jobs.logs import find_logs_of_job
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -27,6 +27,7 @@ from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.slurm_output import describe_slurm_output
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.roles import TASK_TYPES
+from tf4slurm.spec.options import did_you_mean, nearest
 
 _TASK = re.compile(rf"({'|'.join(TASK_TYPES)})(/(\d+|[^/]*[*?\[][^/]*))?")
 _MAX_SEARCH_SECONDS = 10.0
@@ -39,8 +40,21 @@ def _split(words: Sequence[str]) -> tuple[KnownJob, Sequence[str]]:
     """
     match = _TASK.fullmatch(words[0]) if words else None
     if words and (match is None or (match[2] and os.path.isdir(words[0]))):
-        return api.find(words[0]), words[1:]
+        return _find_job(words[0]), words[1:]
     return api.find(None), words
+
+
+def _find_job(word: str) -> KnownJob:
+    """Return the job with this id or name. If there is none, the error suggests a task that `word` may stand for."""
+    try:
+        return api.find(word)
+    except UnknownJobError as error:
+        role, *index = word.split("/", 1)
+        tasks = ["/".join((each, *index)) for each in nearest(role, TASK_TYPES)]
+        if not tasks:
+            raise
+        text = f"There is no task and no job {word!r}.{did_you_mean(tasks)} To list the jobs: tf4slurm list"
+        raise UnknownJobError(text, job=word) from error
 
 
 def _find_words(context: click.Context, parameter: click.Parameter, start: str) -> list[CompletionItem]:

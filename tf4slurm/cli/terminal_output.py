@@ -170,12 +170,11 @@ def _describe_end_of(file: ResultFile) -> list[str]:
     end = f"{file.state} with exit code {file.exit_code} after {file.seconds:.1f} s."
     if file.state != FAILED:
         return [f"{end} {file.reason}"]
-    lines = [end, f"Root cause: {file.headline}"]
+    lines = [end, f"Root cause: {file.headline}", *(f"Explanation: {meaning}" for meaning in file.meaning)]
     if file.headline != file.reason:
         lines.append(file.reason)
     if file.tail and file.log:
         lines += [f"The last lines of {file.log}:", *(f"    {line}" for line in file.tail)]
-    lines += [f"Explanation: {meaning}" for meaning in file.meaning]
     return [*lines, *(f"Failure that followed: {event}." for event in file.collateral)]
 
 

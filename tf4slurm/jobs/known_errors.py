@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import signal
+import sys
 from collections.abc import Sequence
+
+from tf4slurm.spec.options import did_you_mean
 
 
 def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
@@ -24,7 +28,16 @@ def explain(lines: Sequence[str], returncode: int | None = None) -> list[str]:
         found.append(_KILLED)
     elif returncode in _CRASHES:
         found.append("The process crashed in a compiled library, which the named line of your code has called.")
-    return found
+    return [f"{each}{did_you_mean(_find_similar_modules(text))}" if each == _NO_MODULE else each for each in found]
+
+
+def _find_similar_modules(text: str) -> list[str]:
+    """Return the known module, if any, that the missing one in `text` may be a misspelling of."""
+    match = re.search(r"No module named '(\w+)'", text)
+    if match is None or match[1] in _MODULES:
+        return []
+    found = difflib.get_close_matches(match[1], _MODULES, 1, _SIMILAR)
+    return [each for each in found if abs(len(each) - len(match[1])) <= 1]
 
 
 _FIT = (
@@ -57,6 +70,12 @@ _LINE_ENDINGS = (
     "return. To convert the script, run dos2unix SCRIPT, or sed -i 's/\\r$//' SCRIPT."
 )
 _NO_FILE = "A file does not exist on that host: check its path, and that all hosts share its file system."
+_MODULES = (*sys.stdlib_module_names, "keras", "matplotlib", "numpy", "pandas", "tensorflow", "tf4slurm")
+_SIMILAR = 0.8  # the least similarity of a suggested module, from 0 to 1
+_NO_MODULE = (
+    "The job's Python has no module of that name: check the spelling of the import, or start the job from the environment "
+    "that has the package."
+)
 _KNOWN = (
     (
         r"keras/src/[\s\S]*create_per_worker_dataset",
@@ -107,8 +126,8 @@ _KNOWN = (
     ),
     (
         r"'ShardedVariable' object has no attribute|assert len\(emb_layer\.weights\)",
-        "A Keras 3 layer cannot use a variable that a variable_partitioner has split. Create the strategy without "
-        "variable_partitioner, and use tf4slurm.tensorflow.ShardedEmbedding for a large table.",
+        "A Keras 3 layer cannot use a variable that a variable_partitioner has split. Leave out the argument "
+        "variable_partitioner of the strategy, and use tf4slurm.tensorflow.ShardedEmbedding for a large table.",
     ),
     (
         r"'(Keras)?Variable' object has no attribute 'device'",
@@ -143,6 +162,12 @@ _KNOWN = (
         r"|`colocate_vars_with` must only be passed a variable created in this"
         r"|_validate_colocate_extended[\s\S]*'NoneType' object has no attribute 'extended'",
         _SCOPE,
+    ),
+    (
+        # Produced with TensorFlow 2.21: a step function of run_steps that calls next() on its argument.
+        r"tf4slurm/tensorflow/step_closure\.py[\s\S]*object is not an iterator",
+        "run_steps gives the step function a batch, not an iterator. Use the argument without next(), for example: "
+        "def step(batch): features, labels = batch.",
     ),
     (
         # Produced with TensorFlow 2.16, 2.18 and 2.21, as the next two.
@@ -203,7 +228,7 @@ _KNOWN = (
     ),
     (
         r"No module named '(?!tensorflow'|tensorflow\.keras\.utils\.experimental'|portpicker')",
-        "The job's Python lacks a package: start the job from the environment that has it.",
+        _NO_MODULE,
     ),
     (
         # https://github.com/tensorflow/tensorflow/issues/60913

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 
@@ -22,11 +23,12 @@ def parse_seconds(text: str) -> float:
         ValueError: The text is not a time.
     """
     seconds = _with_units(text)
-    try:
-        return float(text) if seconds is None else seconds
-    except ValueError:
-        text = f"{text!r} is not a time. Expected seconds, or a time with units, such as {EXAMPLES}."
-        raise ValueError(text) from None
+    if seconds is None:
+        with contextlib.suppress(ValueError):
+            seconds = float(text)
+    if seconds is None or not math.isfinite(seconds):
+        raise ValueError(f"{text!r} is not a time. Expected seconds, or a time with units, such as {EXAMPLES}.")
+    return seconds
 
 
 def parse_time_limit(text: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf4slurm.errors import CheckpointError, RendezvousConnectionError
+from tf4slurm.jobs.formatting import as_sentence
 from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.scripts.data_shards import DataShards
 from tf4slurm.scripts.functions import report, should_stop
@@ -153,8 +154,8 @@ class Checkpoints:
                 self.latest = str(self._manager.save(checkpoint_number=step))
             except _CANNOT_WRITE as error:
                 raise CheckpointError(
-                    f"The checkpoint of step {step} could not be written to {self._directory}: {error.message} "
-                    "Chief and ps must see the directory at the same path, on a shared file system."
+                    f"The checkpoint of step {step} could not be written to {self._directory}: "
+                    f"{as_sentence(error.message)} Chief and ps must see the directory at the same path, on a shared file system."
                 ) from error
             self._saved_step = step
         self._saved_at = time.monotonic()
@@ -181,8 +182,8 @@ class Checkpoints:
                 continue
             except (AssertionError, ValueError) as error:
                 raise CheckpointError(
-                    f"The checkpoint {path} has other variables: {error} Give another directory, or the model that was "
-                    "saved."
+                    f"The checkpoint {path} has other variables: {as_sentence(str(error))} Give another directory, or "
+                    "the model that was saved."
                 ) from error
             return path
         if candidates:
