@@ -46,6 +46,7 @@ LIMITS = JobSpec(
     max_worker_restarts=2,
 )
 GRACEFUL = dataclasses.replace(LIMITS, grace_period_seconds=20)
+CHIEF_WAS_ENDED = "chief/0 was ended before it had stopped by itself."
 TWO_ATTEMPTS = dataclasses.replace(LIMITS, max_attempts=2)
 TICK = 0.2
 FULL = "chief ps worker worker"
@@ -939,7 +940,8 @@ def test_stopped_job_has_the_grace_period() -> None:
     assert job.phase() is Phase.STOPPING
     job.turn(2)
     assert job.phase() is Phase.TERMINATING
-    assert job.outcome == Outcome(143, "The job was stopped: the launcher received SIGTERM.", is_stop=True)
+    reason = f"The job was stopped: the launcher received SIGTERM. {CHIEF_WAS_ENDED}"
+    assert job.outcome == Outcome(143, reason, is_stop=True)
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -15])
@@ -998,6 +1000,38 @@ def test_only_another_ctrl_c_and_now_skip_the_grace_period(requests: str, phase:
     else:
         assert left is None
     assert job.outcome.exit_code == 128 + 1, "the first request is the outcome"
+
+
+@pytest.mark.parametrize(
+    ("roles", "saved", "end"),
+    [
+        ("chief ps worker", (), " chief/0 was ended before it had stopped by itself."),
+        ("chief ps worker", (0,), ""),
+        ("ps worker worker", (), " worker/0 and worker/1 were ended before they had stopped by themselves."),
+        ("ps worker worker", (1,), " worker/1 was ended before it had stopped by itself."),
+        ("ps " + "worker " * 11, (), " 11 tasks were ended before they had stopped by themselves."),
+    ],
+)
+@pytest.mark.parametrize("request_", [StopRequest.NOW, StopRequest.CTRL_C])
+def test_reason_names_the_tasks_that_had_not_stopped(
+    roles: str, saved: tuple[int, ...], end: str, request_: StopRequest
+) -> None:
+    job = Job(roles, limits=GRACEFUL).train()
+    if request_ is StopRequest.CTRL_C:
+        job.state.on_stop(signal.SIGINT, "it came", job.now, request_)
+    for rank in saved:
+        job.end_child(rank, 0)
+    job.state.on_stop(signal.SIGINT, "it came", job.now, request_)
+    if request_ is StopRequest.NOW and saved == (0,):  # training was done before the stop
+        assert job.outcome.exit_code == 0
+    else:
+        assert job.outcome.reason == f"The job was stopped: it came.{end}"
+
+
+def test_stop_before_the_start_names_no_task() -> None:
+    job = Job(limits=GRACEFUL)
+    job.state.on_stop(signal.SIGTERM, "it came", job.now)
+    assert job.outcome.reason == "The job was stopped: it came."
 
 
 def test_first_ctrl_c_says_what_another_one_does() -> None:
@@ -1597,14 +1631,16 @@ def test_exit_of_the_spawner_after_the_outcome_keeps_the_outcome() -> None:
 def test_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
     job = Job().train()
     job.state.on_stop(number, f"the launcher received {number.name}", job.now)
-    assert job.outcome == Outcome(exit_code, f"The job was stopped: the launcher received {number.name}.", is_stop=True)
+    reason = f"The job was stopped: the launcher received {number.name}. {CHIEF_WAS_ENDED}"
+    assert job.outcome == Outcome(exit_code, reason, is_stop=True)
     assert all(job.desired(rank).terminate for rank in job.ranks)
 
 
 def test_signal_to_an_agent_stops_the_job() -> None:
     job = Job().train()
     job.send(2, "running", stop_signal="SIGTERM")
-    assert job.outcome == Outcome(143, "The job was stopped: worker/0 on n2 received SIGTERM.", is_stop=True)
+    reason = f"The job was stopped: worker/0 on n2 received SIGTERM. {CHIEF_WAS_ENDED}"
+    assert job.outcome == Outcome(143, reason, is_stop=True)
 
 
 def test_stopped_job_without_registered_tasks_ends_at_once() -> None:

@@ -244,7 +244,11 @@ class OwnedChild(TaskProcess):
             environment = self._setup.make_environment(cluster, task, attempt, self.channel.name)
             command = await in_thread(self._setup.make_command, cluster, task, attempt)
             self._child = await Child.start(
-                command, environment, log.write, ignores_stop_signals=self._ignores_stop_signals
+                command,
+                environment,
+                log.write,
+                ignores_stop_signals=self._ignores_stop_signals,
+                name=str(task),
             )
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)

@@ -395,6 +395,12 @@ def is_stop_over(records: Iterable[TaskRecord]) -> bool:
     return (has_ended_ps and is_needed) or all(map(_has_saved, waited))
 
 
+def not_stopped(records: Iterable[TaskRecord]) -> list[TaskRecord]:
+    """Return the tasks that the job waits for, except evaluators, that run and have not saved after a stop request."""
+    waited = (record for record in records if record.role.is_waited_for and not record.role.is_wait_bounded)
+    return [each for each in waited if each.observed.state == "running" and not (each.is_gone or _has_saved(each))]
+
+
 def _has_saved(record: TaskRecord) -> bool:
     """Return whether the end of the grace period need not wait for a task: it has saved or exited, or will not save.
 

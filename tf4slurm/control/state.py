@@ -24,6 +24,7 @@ from tf4slurm.errors import EXIT_NO_PROGRESS, EXIT_TASK_LOST, describe_end
 from tf4slurm.placement import SPREAD
 from tf4slurm.spec.job_spec import JobSpec
 
+_MOST_NAMED = 10  # tasks in a sentence
 _NEVER = float("inf")
 _JOINED_SECONDS = 2.0  # for joined workers to terminate after all other tasks have
 _REPEATED = "is not restarted again: it failed twice on the same line before its server ran"
@@ -351,7 +352,7 @@ class JobState:
             text = f"{what} while the scripts save: the last {left:.0f} s of the grace period are skipped"
             self.emit("grace_period_over", None, text)
         if consequence is AfterStop.TERMINATE:
-            self.decide(self._stop)
+            self._decide_stop(self._stop)
             return
         self.tasks.mark_exited_as_done()
         self._phase_deadline = self.now + seconds
@@ -414,7 +415,7 @@ class JobState:
         elif self.phase is Phase.STOPPING and self._stop is not None:
             text = f"the grace period of {self.spec.grace_period_seconds:g} s is over"
             self.emit("grace_period_over", None, text)
-            self.decide(self._stop)
+            self._decide_stop(self._stop)
         elif self.phase is Phase.TERMINATING:
             late = [record for record in self.tasks if record.has_registered and not record.is_gone]
             self.emit("not_terminated", None, f"{format_tasks(late)} did not terminate in time")
@@ -424,7 +425,17 @@ class JobState:
 
     def end_stop_if_saved(self) -> None:
         if self.phase is Phase.STOPPING and self._stop is not None and rules.is_stop_over(self.tasks.members):
-            self.decide(self._stop)
+            self._decide_stop(self._stop)
+
+    def _decide_stop(self, stop: Outcome) -> None:
+        """End the job after a stop request. The reason names the tasks that had not stopped by themselves."""
+        late = [each.name for each in rules.not_stopped(self.tasks.members)]
+        if late:
+            names = format_tasks(late[:_MOST_NAMED]) if len(late) <= _MOST_NAMED else f"{len(late)} tasks"
+            end = "was ended before it" if len(late) == 1 else "were ended before they"
+            themselves = "itself" if len(late) == 1 else "themselves"
+            stop = dataclasses.replace(stop, reason=f"{stop.reason} {names} {end} had stopped by {themselves}.")
+        self.decide(stop)
 
     def _complete_if_done(self) -> None:
         if self.phase is not Phase.TRAINING:

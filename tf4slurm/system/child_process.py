@@ -36,8 +36,9 @@ class Child:
         ended_at: Time of the child's end in seconds (time.monotonic). None while the child runs.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], name: str = "") -> None:
         self._process = process
+        self._name = name or f"child {process.pid}"
         self._has_ended = asyncio.Event()
         self._has_drained = asyncio.Event()
         self._reaping = threading.Lock()  # also held while a signal is sent
@@ -52,6 +53,7 @@ class Child:
         on_output: Callable[[bytes], None],
         *,
         ignores_stop_signals: bool = False,
+        name: str = "",
     ) -> Child:
         """Start `command` in its own process group.
 
@@ -63,6 +65,7 @@ class Child:
             on_output: Called in another thread with each piece of the child's standard output and error, and with b""
                 at their end.
             ignores_stop_signals: Whether the child ignores STOP_SIGNALS unless it installs its own handlers.
+            name: The name of the task, such as "chief/0", for log messages (default: "child" and the process id).
 
         Raises:
             OSError: No process can be started, because memory is exhausted or Python is missing.
@@ -70,7 +73,7 @@ class Child:
         """
         first = (sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(ignores_stop_signals)))
         starting: Future[Child] = Future()
-        arguments = ((*first, *command), environment, on_output, asyncio.get_running_loop(), starting)
+        arguments = ((*first, *command), environment, on_output, asyncio.get_running_loop(), starting, name)
         threading.Thread(target=cls._own, args=arguments, name="child", daemon=True).start()
         try:
             return await asyncio.shield(asyncio.wrap_future(starting))
@@ -87,6 +90,7 @@ class Child:
         on_output: Callable[[bytes], None],
         loop: asyncio.AbstractEventLoop,
         starting: Future[Child],
+        name: str,
     ) -> None:
         """Start the child and wait for its end, both in the thread that calls this method.
 
@@ -101,7 +105,7 @@ class Child:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, bufsize=0
             )
-            child = cls(process)
+            child = cls(process, name)
             reading = (process.stdout, on_output, functools.partial(_call, loop, child._has_drained.set))
             threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
         except (OSError, RuntimeError) as error:
@@ -154,7 +158,7 @@ class Child:
         try:
             await asyncio.wait_for(self._has_drained.wait(), _DRAIN_SECONDS)
         except asyncio.TimeoutError:
-            logger.warning("the output of child %d is still open in a process that it started", self.process_id)
+            logger.warning("the output of %s is still open in a process that it started", self._name)
         return returncode
 
     async def end(self, grace_period_seconds: float) -> None:
@@ -170,7 +174,7 @@ class Child:
         try:
             await asyncio.wait_for(self._has_ended.wait(), grace_period_seconds)
         except asyncio.TimeoutError:
-            logger.warning("child %d did not end within %g s of SIGTERM: killed", self.process_id, grace_period_seconds)
+            logger.warning("%s did not end within %g s of SIGTERM: killed", self._name, grace_period_seconds)
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:
