@@ -160,6 +160,31 @@ def test_command_in_quotes_is_refused_with_the_line_without_them(tmp_path: Path)
     assert "Remove the quotes, such as -- python train.py\n" in done.stderr
 
 
+def test_dry_run_warns_of_what_submit_refuses(tmp_path: Path) -> None:
+    script = "The script 'trian.py' does not exist in "
+    venv = "--venv '/no/such' is no virtual environment: '/no/such/bin/activate' does not exist. Check the path."
+    cases: dict[tuple[str, ...], list[str]] = {
+        ("--", "python", "train.py"): [],
+        ("--", "python", "trian.py"): [script],
+        ("--venv", "/no/such", "--", "python", "train.py"): [venv],
+        ("--venv", "/no/such", "--", "python", "trian.py"): [script, venv],
+        ("--venv", "/no/such", "--no-check-env", "--", "python", "trian.py"): [],
+        ("--venv", "/no/such", "--prologue", "cd /data", "--", "python", "trian.py"): [venv],
+    }
+    for arguments, warnings in cases.items():
+        done = tf4slurm("submit", "--dry-run", *ROLES, *arguments, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stdout.startswith("#!/bin/bash")
+        lines = done.stderr.splitlines()
+        assert len(lines) == len(warnings), (arguments, lines)
+        if warnings:
+            refused = tf4slurm("submit", *ROLES, *arguments, cwd=tmp_path)
+            assert refused.returncode == 2
+            assert warnings[0] in refused.stderr
+        for line, words in zip(lines, warnings, strict=True):
+            assert words in line
+
+
 def test_script_with_the_line_endings_of_windows_is_named(tmp_path: Path) -> None:
     (tmp_path / "crlf.py").write_bytes(b"#!/usr/bin/env python3\r\nprint(1)\r\n")
     (tmp_path / "crlf.py").chmod(0o755)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from tf4slurm.errors import CommandError, PlacementError
+from tf4slurm.errors import CommandError, PlacementError, PortsInUseError
 from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
-from tf4slurm.launch.start import check_ports
+from tf4slurm.launch.start import check_free_ports, check_ports
+from tf4slurm.network.ports import format_ranges, hold_port
 from tf4slurm.spec.job_spec import JobSpec
 
 
@@ -43,6 +45,23 @@ def test_enough_ports_for_tasks_and_control_service_are_accepted(
     ports: tuple[int, ...], tasks: int, control_port: int | None
 ) -> None:
     check_ports(ports, tasks, control_port)
+
+
+@pytest.mark.parametrize(("tasks", "control_port", "needed"), [(2, None, 3), (3, 0, 3)])
+def test_message_has_the_numbers_of_needed_and_free_ports(tasks: int, control_port: int | None, needed: int) -> None:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(contextlib.closing(hold_port())) for _ in range(5)]
+        ports = sorted(each.port for each in held)
+        for each in held[:2]:
+            each.close()
+        with pytest.raises(PortsInUseError) as caught:
+            check_free_ports(ports, tasks, control_port)
+        check_free_ports(ports, 1, None)
+        check_free_ports(ports[:0], 9, None)
+    end = ": one for each of 2 tasks and one for the control service." if control_port is None else " of 3 tasks."
+    assert f"Only 2 of the 5 ports {format_ranges(ports)} are free on this host, but the job" in str(caught.value)
+    assert f"the job needs {needed}" in str(caught.value)
+    assert end in str(caught.value)
 
 
 @pytest.mark.parametrize(("control_port", "requested"), [(None, 5), (4001, 5), (5000, 4)])

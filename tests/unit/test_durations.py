@@ -24,7 +24,9 @@ def test_time_is_in_seconds_or_has_units(text: str, seconds: float) -> None:
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "5x", "5 m", "30s5m", "1m1m", "1:30", "five", "5min", "-5m", "nan", "inf", "1e999"])
+@pytest.mark.parametrize(
+    "text", ["", "m", "5x", "5 m", "30s5m", "1m1m", "1:30", "five", "5min", "-5m", "nan", "inf", "1e999"]
+)
 def test_other_times_are_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="such as 90s, 5m, 2h or 1d12h"):
         parse_seconds(text)

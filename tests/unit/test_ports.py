@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf4slurm.errors import PlacementError
-from tf4slurm.network.ports import HeldPort, format_ranges, hold_port, parse_ports
+from tf4slurm.network.ports import HeldPort, count_free, format_ranges, hold_port, parse_ports
 
 PORT = st.integers(1, 65535)
 
@@ -55,8 +55,19 @@ def test_held_port_cannot_be_held_twice(held: HeldPort) -> None:
         hold_port([held.port])
     assert (
         str(caught.value)
-        == f"None of the 1 ports {held.port} is free on this host. Give another range, or a larger one."
+        == f"None of the 1 ports {held.port} is free on this host. Tasks of tf4slurm hold 1 of them, and each task "
+        "needs one. Give another range, or a larger one."
     )
+    with socket.create_server(("", 0)) as other, pytest.raises(PlacementError) as caught:
+        hold_port([other.getsockname()[1]])
+    assert "is free on this host. Give another range, or a larger one." in str(caught.value)
+
+
+def test_free_ports_are_counted_up_to_a_limit(held: HeldPort) -> None:
+    with contextlib.closing(hold_port()) as one, contextlib.closing(hold_port()) as two:
+        ports = (held.port, one.port, two.port)
+        assert count_free(ports, 3) == 0
+    assert (count_free(ports, 3), count_free(ports, 1)) == (2, 1)
 
 
 def test_holders_take_the_first_free_candidate(held: HeldPort) -> None:

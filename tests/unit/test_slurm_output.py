@@ -14,8 +14,10 @@ from tf4slurm import api
 from tf4slurm.cli.jobs import status as status_verb
 from tf4slurm.cli.jobs import wait
 from tf4slurm.cli.results import report
+from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.errors import NoLogsError, RunDirectoryError
 from tf4slurm.jobs.registry import KnownJob, find_job, register_job
+from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.jobs.slurm_output import read_slurm_output
 from tf4slurm.jobs.status import FORGOTTEN
 from tf4slurm.jobs.status_reader import StatusReader
@@ -90,6 +92,24 @@ def test_job_with_a_result_and_a_pending_one_show_no_output(slurm: FakeSlurm, fa
     slurm.set_queue(j19="FAILED")
     slurm.run("train-19", "FAILED", 7)
     assert api.status("19").slurm_output == {}
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (ScriptFailure("ValueError", "bad rate", "train.py", 12, "chief/0"), "All output: tf4slurm logs 19"),
+        (ScriptFailure("exit code 3", "", task="chief/0"), "To find the reason: tf4slurm logs 19"),
+        (None, "To find the reason: tf4slurm logs 19"),
+    ],
+)
+def test_status_asks_to_look_for_a_reason_only_if_it_shows_none(
+    slurm: FakeSlurm, failure: ScriptFailure | None, line: str
+) -> None:
+    slurm.register("19")
+    slurm.set_queue(j19="FAILED")
+    run = slurm.run("train-19")
+    run.write_result(ResultFile("FAILED", 1, "chief/0 on n0 exited with code 1.", failure=failure))
+    assert shown_by(status_verb, "19").splitlines()[-1] == line
 
 
 def test_path_of_an_unknown_output_is_that_of_slurm(slurm: FakeSlurm) -> None:

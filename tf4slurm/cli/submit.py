@@ -10,6 +10,7 @@ import click
 from tf4slurm import api
 from tf4slurm.cli.options import ARGUMENTS, JobVerb, job_options, read_options, site_option
 from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.submission.submit import warn_of_missing_files
 from tf4slurm.system.program import naming_standard_output
 
 _PRINT_ONLY = ("--dry-run", "--test-only")
@@ -35,6 +36,7 @@ def submit(context: click.Context, /, dry_run: bool, test_only: bool, **options:
     """
     spec = make_spec(context, options)
     if dry_run:
+        warn_of_missing_files(spec)
         _print_script(spec)
     elif test_only:
         click.echo(api.estimate(spec, environ=context.obj))

@@ -131,6 +131,15 @@ def _check_program(command: Sequence[str]) -> None:
             text = "does not exist. Check its name, or the environment that should provide it."
         raise CommandError(f"The program {program!r} {text}", command=command)
     _check_line_endings(shutil.which(program) or program, command)
+    check_script(command)
+
+
+def check_script(command: Sequence[str]) -> None:
+    """Check that the script (.py or .sh) exists that a command runs with Python or a shell.
+
+    Raises:
+        CommandError: The script does not exist.
+    """
     script = _find_script(command)
     if script and script.endswith(_SCRIPT_ENDINGS) and not os.path.isfile(script):
         raise CommandError(f"The script {script!r} does not exist in {os.getcwd()}. Check its path.", command=command)

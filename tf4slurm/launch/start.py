@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tf4slurm.errors import OptionError, PlacementError, SlurmEnvironmentError
+from tf4slurm.errors import OptionError, PlacementError, PortsInUseError, SlurmEnvironmentError
 from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.registry import register_job
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -23,7 +23,7 @@ from tf4slurm.launch.spawners import LocalSpawner, Spawner, SrunSpawner
 from tf4slurm.launch.terminal_output import TerminalOutput
 from tf4slurm.network.interfaces import interface_address
 from tf4slurm.network.isolation import isolate
-from tf4slurm.network.ports import format_ranges
+from tf4slurm.network.ports import count_free, format_ranges
 from tf4slurm.slurm.commands import confirm_element, query_allocation
 from tf4slurm.slurm.environ import SlurmAllocation, SlurmStep, is_in_step, own_node_name, without_step
 from tf4slurm.spec.batch_spec import parse_pairs
@@ -95,6 +95,7 @@ def run_job(
     warn_of_resolver(spec.command)
     if allocation is None:
         check_ports(spec.ports, spec.num_tasks, spec.control_port)
+        check_free_ports(spec.ports, spec.num_tasks, spec.control_port)
         if spec.interface is not None:
             interface_address(spec.interface, own_node_name(environ))
     _warn(spec, allocation, isolated=isolated)
@@ -171,9 +172,33 @@ def check_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | N
     Raises:
         PlacementError: There are too few ports.
     """
-    requested = tasks_per_host + (control_port is None or control_port in ports)
+    requested = _count_needed(ports, tasks_per_host, control_port)
     if ports and len(ports) < requested:
         raise PlacementError(
             f"{len(ports)} ports ({format_ranges(ports)}) are too few for {tasks_per_host} tasks on one host and the "
             f"control service. Give --ports a range of at least {requested}."
         )
+
+
+def check_free_ports(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> None:
+    """Check that enough of `ports` are free on this host. If none is, the control service or a task reports it.
+
+    Raises:
+        PortsInUseError: Some are free, but fewer than `check_ports` requests.
+    """
+    needed = _count_needed(ports, tasks_per_host, control_port)
+    try:
+        num_free = count_free(ports, needed)
+    except OSError:  # the task that tries to bind the port reports it
+        return
+    if 0 < num_free < needed:
+        raise PortsInUseError(
+            f"Only {num_free} of the {len(ports)} ports {format_ranges(ports)} {'is' if num_free == 1 else 'are'} free "
+            f"on this host, but the job needs {needed}: one for each of {format_count(tasks_per_host, 'task')}"
+            f"{' and one for the control service' if needed > tasks_per_host else ''}. Give another range, or a larger "
+            "one."
+        )
+
+
+def _count_needed(ports: Sequence[int], tasks_per_host: int, control_port: int | None) -> int:
+    return tasks_per_host + (control_port is None or control_port in ports)

@@ -12,6 +12,7 @@ abstract Unix socket, whose name contains the port and exists only once on this 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import sys
@@ -60,8 +61,10 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
         PortsInUseError: Every candidate is in use on this host.
         OSError: A port cannot be bound for another reason, such as a missing permission for ports below 1024.
     """
+    num_held = 0  # by other processes of tf4slurm
     for port in candidates or (0,):
         claim = _claim(port) if port else None
+        num_held += claim is None and sys.platform == "linux"  # elsewhere there are no claims
         holder = _bind(port) or (_bind(port, in_time_wait=True) if claim is not None else None)
         if holder is not None:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -69,10 +72,27 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
             return HeldPort(holder, claim)
         if claim is not None:
             claim.close()
+    held = f"Tasks of tf4slurm hold {num_held} of them, and each task needs one. " if num_held else ""
     raise PortsInUseError(
-        f"None of the {len(candidates)} ports {format_ranges(candidates)} is free on this host. Give another range, or "
-        "a larger one."
+        f"None of the {len(candidates)} ports {format_ranges(candidates)} is free on this host. {held}Give another "
+        "range, or a larger one."
     )
+
+
+def count_free(candidates: Sequence[int], most: int) -> int:
+    """Return how many of the candidates are free on this host. Stop to count at `most`.
+
+    Raises:
+        OSError: As for `hold_port`.
+    """
+    num_free = 0
+    for port in candidates:
+        if num_free == most:
+            break
+        with contextlib.suppress(PortsInUseError):
+            hold_port((port,)).close()
+            num_free += 1
+    return num_free
 
 
 def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:

@@ -61,9 +61,7 @@ def check_environment(spec: BatchSpec, environ: Mapping[str, str], *, runs_tf4sl
     """
     if not spec.check_env or not (spec.has_environment or (spec.python and runs_tf4slurm)):
         return
-    if spec.venv and not os.path.isfile(activate := os.path.join(spec.venv, "bin", "activate")):
-        text = f"--venv {spec.venv!r} is no virtual environment: {activate!r} does not exist. Check the path."
-        raise OptionError(f"{text} {_SKIP}", option="venv")
+    check_venv(spec)
     lines = [f"echo {shlex.quote(_MARK + option)}\n{line}" for option, line in environment_lines(spec)]
     if runs_tf4slurm:
         if spec.directory is not None and spec.directory.is_dir():
@@ -85,6 +83,20 @@ def check_environment(spec: BatchSpec, environ: Mapping[str, str], *, runs_tf4sl
         if not spec.prologue:
             raise OptionError(f"{problem} {_SKIP}", option="python" if spec.python else _options(spec)[0])
         logger.warning("unless --prologue changes it: %s", problem)
+
+
+def check_venv(spec: BatchSpec) -> None:
+    """Check that the virtual environment of --venv exists, unless --no-check-env is given.
+
+    Raises:
+        OptionError: It does not exist on this host.
+    """
+    if not spec.check_env or not spec.venv:
+        return
+    activate = os.path.join(spec.venv, "bin", "activate")
+    if not os.path.isfile(activate):
+        text = f"--venv {spec.venv!r} is no virtual environment: {activate!r} does not exist. Check the path."
+        raise OptionError(f"{text} {_SKIP}", option="venv")
 
 
 def _find_problem(spec: BatchSpec, returncode: int, found: Mapping[str, str], words: str) -> str:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tf4slurm.errors import LaunchError, RefusedError, RunDirectoryError, Tf4SlurmError
+from tf4slurm.errors import CommandError, LaunchError, OptionError, RefusedError, RunDirectoryError, Tf4SlurmError
 from tf4slurm.jobs.registry import KnownJob, register_job
 from tf4slurm.jobs.run_directory import make_parent
 from tf4slurm.jobs.slurm_output import DEFAULT_ARRAY_OUTPUT, DEFAULT_OUTPUT
-from tf4slurm.launch.checks import check_command, check_program_source, warn_of_resolver
+from tf4slurm.launch.checks import check_command, check_program_source, check_script, warn_of_resolver
 from tf4slurm.network.ports import format_ranges
 from tf4slurm.slurm.commands import find_jobs_with_comment, has_no_cluster, query_site, run_program
 from tf4slurm.slurm.environ import VISIBLE_DEVICES, SlurmAllocation
@@ -27,7 +27,7 @@ from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec
 from tf4slurm.spec.points import ArrayElement
 from tf4slurm.submission.batch_script import make_sbatch_options, make_script
-from tf4slurm.submission.environment_check import check_environment
+from tf4slurm.submission.environment_check import check_environment, check_venv
 from tf4slurm.submission.snapshot import place_snapshot, take_snapshot
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.trusted_files import read_trusted
@@ -125,10 +125,7 @@ def estimate(spec: BatchSpec, environ: Mapping[str, str]) -> str:
 
 def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Check a job. Return its batch script and the environment variables of sbatch."""
-    for command in spec.commands:
-        check_program_source(command)
-    if not spec.has_environment:  # the command may exist only in the job's environment
-        check_command(spec)
+    _check_command(spec)
     if not spec.single:
         warn_of_resolver(spec.command_words)
     spec.warn_of_mistakes()
@@ -137,6 +134,30 @@ def _prepare(spec: BatchSpec, environ: Mapping[str, str]) -> tuple[str, dict[str
     _check_known(spec.after, environ)
     check_environment(spec, environ, runs_tf4slurm=not spec.single)
     return text, environ
+
+
+def _check_command(spec: BatchSpec) -> None:
+    """Check that the command does not read standard input, and that its files exist.
+
+    With an environment, only the script is checked, because the program may exist only there. Lines of --load-env and
+    --prologue, and an option of Slurm, may change the directory of the script.
+    """
+    for command in spec.commands:
+        check_program_source(command)
+    if not spec.has_environment:
+        check_command(spec)
+    elif spec.check_env and not (spec.load_env or spec.prologue or spec.container or "chdir" in spec.sbatch_options):
+        for command in spec.commands:
+            check_script(command)
+
+
+def warn_of_missing_files(spec: BatchSpec) -> None:
+    """Log a warning of the command's files and of the virtual environment for which `submit` would refuse the job."""
+    for check in (_check_command, check_venv):
+        try:
+            check(spec)
+        except (CommandError, OptionError) as error:
+            logger.warning("%s", error)
 
 
 def submit_environment(environ: Mapping[str, str], script: str) -> dict[str, str]:
