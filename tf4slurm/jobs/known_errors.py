@@ -73,8 +73,8 @@ _NO_FILE = "A file does not exist on that host: check its path, and that all hos
 _MODULES = (*sys.stdlib_module_names, "keras", "matplotlib", "numpy", "pandas", "tensorflow", "tf4slurm")
 _SIMILAR = 0.8  # the least similarity of a suggested module, from 0 to 1
 _NO_MODULE = (
-    "The job's Python has no module of that name: check the spelling of the import, or start the job from the environment "
-    "that has the package."
+    "The job's Python has no module of that name: check the spelling of the import, or start the job from the "
+    "environment that has the package."
 )
 _KNOWN = (
     (

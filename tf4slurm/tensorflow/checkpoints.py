@@ -155,7 +155,8 @@ class Checkpoints:
             except _CANNOT_WRITE as error:
                 raise CheckpointError(
                     f"The checkpoint of step {step} could not be written to {self._directory}: "
-                    f"{as_sentence(error.message)} Chief and ps must see the directory at the same path, on a shared file system."
+                    f"{as_sentence(error.message)} Chief and ps must see the directory at the same path, on a shared "
+                    "file system."
                 ) from error
             self._saved_step = step
         self._saved_at = time.monotonic()
