@@ -124,9 +124,14 @@ class Cluster:
         return dict(sorted(found.items()))
 
 
-def format_tasks(tasks: Iterable[object]) -> str:
-    """Return one or more tasks as text, such as "worker/1, worker/3 and ps/0"."""
+def format_tasks(tasks: Iterable[object], most: int | None = None) -> str:
+    """Return one or more tasks as text, such as "worker/1, worker/3 and ps/0".
+
+    Beyond `most` names (default: no limit) the result ends with the number of further ones, such as "and 5 others".
+    """
     names = [str(task) for task in tasks]
+    if most is not None and (left_out := len(names) - most) > 0:
+        names[most:] = [f"{left_out} other{'s' * (left_out > 1)}"]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

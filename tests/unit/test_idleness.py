@@ -313,3 +313,20 @@ def test_warning_and_its_end_are_events() -> None:
     found = watches.check(job("ps", "worker", script=ScriptState(step=3)), 65.0, is_training=True)
     assert found.withdrawn == [warning]
     assert not watches.warnings
+
+
+def test_warning_follows_when_the_warning_that_explained_it_is_withdrawn() -> None:
+    watches = Watches(JobSpec())
+    watches.servers.note_start(0.0)  # without a server, a warning comes first
+    served = job("ps", "worker")
+    for seconds in range(0, 121, 5):
+        watches.check(served, float(seconds), is_training=True)
+    (explanation,) = watches.warnings
+    assert "has started a TensorFlow server" in explanation
+    watches.note_server()
+    found = watches.check(served, 125.0, is_training=True)
+    assert found.withdrawn == [explanation]
+    (warning,) = found.warnings
+    assert "No task has shown a sign of work" in warning
+    for seconds in range(130, 300, 5):
+        assert not watches.check(served, float(seconds), is_training=True).warnings

@@ -73,6 +73,13 @@ def test_wait_ends_30_s_after_the_last_line_or_at_a_step() -> None:
     assert waits.names(201) == ()
 
 
+def test_at_most_8_tasks_are_reported() -> None:
+    waits = WaitedTasks()
+    for index in range(64):
+        waits.note(SESSION.replace("task:0", f"task:{index}"), 100)
+    assert waits.names(101) == tuple(f"worker/{index}" for index in (0, 1, 10, 11, 12, 13, 14, 15))
+
+
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [

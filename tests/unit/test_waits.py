@@ -69,6 +69,43 @@ def test_wait_that_begins_after_the_end_is_warned_of_at_once() -> None:
     assert len(job.texts("blocked")) == 1
 
 
+def test_many_tasks_that_wait_for_the_same_ones_have_one_warning() -> None:
+    job = start("ps" + 16 * " worker")
+    for rank in (1, 2, 3, 4, 5):
+        job.end_child(rank, 0)
+    job.turn(5, tick=1.0)
+    names = tuple(f"worker/{index}" for index in range(5))
+    for rank in range(6, 17):
+        wait_for(job, rank, *names)
+        job.turn(1, tick=1.0)
+    (warning,) = job.state.watches.warnings
+    assert warning.startswith(
+        "TensorFlow in worker/5 on n6, worker/6 on n7, worker/7 on n8 and 8 others waits for worker/0 on n1 (exited with "
+        "code 0), worker/1 on n2 (exited with code 0), worker/2 on n3 (exited with code 0) and 2 others, and would wait "
+        "for ever. Give each session config=tf.compat.v1.ConfigProto(device_filters=…) with /job:ps and itself"
+    )
+    assert len(blocked(job)) == 11
+    assert len(job.texts("warning")) == 4  # for 1, 2, 4 and 8 tasks
+    for rank in range(6, 17):
+        wait_for(job, rank)
+    job.turn(1, tick=1.0)
+    assert not job.state.watches.warnings
+    assert job.texts("withdrawn") == [f"This is not true any more: {warning}"]
+
+
+def test_warning_that_names_another_ended_task_replaces_the_first() -> None:
+    job = start("ps worker worker worker worker")
+    job.end_child(1, 0)
+    job.turn(5, tick=1.0)
+    wait_for(job, 3, "worker/0", "worker/1")
+    job.turn(3, tick=1.0)
+    job.end_child(2, 0)
+    job.turn(40, tick=1.0)
+    (warning,) = job.state.watches.warnings
+    assert "waits for worker/0 on n1 (exited with code 0) and worker/1 on n2 (exited with code 0)" in warning
+    assert not job.texts("withdrawn")
+
+
 def test_wait_that_ended_before_the_other_task_did_is_not_warned_of() -> None:
     """worker/1 waited while worker/0 started. The agent repeats the report for 30 s, and worker/0 ends before that."""
     job = start()

@@ -93,11 +93,13 @@ class IdleWatch:
         self._due_at = now + min(_CHECK_SECONDS, self.limit_seconds / 4)
         return True
 
-    def check(self, records: Sequence[TaskRecord], now: float) -> str | None:
+    def check(self, records: Sequence[TaskRecord], now: float, *, is_explained: bool = False) -> str | None:
         """Return a warning if no running task has shown a sign of work for `limit_seconds`, else None.
 
         The job has several tasks in its cluster spec, and none of those that run is unknown: disconnected, or not
         measured yet. The warning is repeated only after a sign of work, or the start or the end of a task.
+
+        With `is_explained`, another warning names the cause. The result is None until a call without it.
         """
         limit = max(self.limit_seconds, 2 * usage_interval_seconds(len(records)))
         running = [each for each in records if each.observed.state == "running" and not each.is_gone]
@@ -118,12 +120,13 @@ class IdleWatch:
             self.limit_seconds = max(self.limit_seconds, _PATIENCE * (now - self._signed_at))
         if self.is_active or not is_known:
             self._signed_at = now
+        if self.is_active or not is_known or is_explained:
             self._has_warned = False
         is_over = now - self._signed_at >= limit
         if self.is_active or not is_known or now - self._since >= limit:
             self._starts, self._since, self._states = starts, now, states
         is_job = sum(each.role.is_in_cluster for each in records) > 1 and any(each.role.trains for each in running)
-        if not (is_over and is_job) or self._has_warned:
+        if not (is_over and is_job) or self._has_warned or is_explained:
             return None
         self._has_warned = True
         return _describe_idleness(records, limit)

@@ -6,7 +6,7 @@ A session of TensorFlow 1 without `device_filters` waits for the servers of all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tf4slurm.cluster import format_tasks
@@ -18,6 +18,7 @@ from tf4slurm.spec.job_spec import JobSpec
 
 _DELAY_SECONDS = 2.0  # from a line of the script to its report in the launcher, at most
 _RECENT_SECONDS = WAIT_SECONDS + _DELAY_SECONDS + 3.0
+_MOST_NAMES = 3  # in each list of a warning
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,36 @@ class VainWait:
     ended: tuple[TaskRecord, ...]
     since: float
 
-    def describe(self) -> str:
-        """Return sentences that name the task that waits, each task that has ended, and the cure."""
-        how = ", ".join(f"{each} ({_describe_end_of(each)})" for each in self.ended)
-        text = f"TensorFlow in {self.record} waits for {how}, and would wait for ever."
-        servers = [each for each in self.ended if each.role.is_server]
-        if servers:
-            names = format_tasks(each.name for each in servers)
-            return f"{text} {names} must run until training is over: let the script call server.join()."
-        filters = f'["/job:ps", "/job:{self.record.task.task_type}/task:{self.record.task.task_index}"]'
+
+def describe_waits(waits: Sequence[VainWait]) -> str:
+    """Return sentences that name the tasks that wait, the tasks that have ended, and the cure.
+
+    All waits are for the same ended tasks. At most three of each are named.
+    """
+    ended = waits[0].ended
+    how = format_tasks((f"{each} ({_describe_end_of(each)})" for each in ended), _MOST_NAMES)
+    who = format_tasks((wait.record for wait in waits), _MOST_NAMES)
+    text = f"TensorFlow in {who} waits for {how}, and would wait for ever."
+    servers = [each.name for each in ended if each.role.is_server]
+    if servers:
+        names = format_tasks(servers, _MOST_NAMES)
+        return f"{text} {names} must run until training is over: let the script call server.join()."
+    task = waits[0].record.task
+    filters = f'["/job:ps", "/job:{task.task_type}/task:{task.task_index}"]'
+    if len(waits) == 1:
         return f"{text} Give its session config=tf.compat.v1.ConfigProto(device_filters={filters})."
+    return (
+        f"{text} Give each session config=tf.compat.v1.ConfigProto(device_filters=…) with /job:ps and itself, in {task} "
+        f"{filters}."
+    )
+
+
+def group_waits(waits: Iterable[VainWait]) -> dict[frozenset[int], list[VainWait]]:
+    """Return the waits by the ranks of the tasks that have ended: one warning describes those for the same tasks."""
+    found: dict[frozenset[int], list[VainWait]] = {}
+    for wait in waits:
+        found.setdefault(frozenset(each.rank for each in wait.ended), []).append(wait)
+    return found
 
 
 def _describe_end_of(record: TaskRecord) -> str:
@@ -93,7 +114,8 @@ class WaitWatch:
         for wait in waits:
             since = max(wait.since, self._last_end(members)) if is_final else wait.since
             if limit is not None and now - since >= limit:
-                return Failure(Outcome(EXIT_TASK_LOST, wait.describe(), wait.record.task), now, wait.record)
+                (equal,) = (each for each in group_waits(waits).values() if wait in each)
+                return Failure(Outcome(EXIT_TASK_LOST, describe_waits(equal), wait.record.task), now, wait.record)
         return None
 
     def _last_end(self, members: Sequence[TaskRecord]) -> float:

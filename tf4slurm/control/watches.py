@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from tf4slurm.control.idleness import IdleWatch
 from tf4slurm.control.messages import ScriptState
 from tf4slurm.control.records import Failure, Outcome, TaskRecord
-from tf4slurm.control.waits import WaitWatch
+from tf4slurm.control.waits import WaitWatch, describe_waits, group_waits
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
 from tf4slurm.spec.job_spec import JobSpec
 
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _QUICK_SECONDS = 1.0  # Python alone takes 0.02 s, the import of TensorFlow more than a second
+_GROWTH = 2  # a warning of waits is repeated when so many times as many tasks wait
 _NEVER = float("inf")
 
 
@@ -180,7 +181,8 @@ class Watches:
         self._spec = spec
         self._idleness = IdleWatch()
         self._waits = WaitWatch(spec)
-        self._warnings: dict[str, str] = {}  # by subject: "servers", "idle", "work", or "waits" and the task's name
+        self._warnings: dict[str, str] = {}  # by subject: "servers", "idle", "work", or "waits" and the ended ranks
+        self._wait_counts: dict[frozenset[int], int] = {}  # tasks that waited at the last warning, by the ended ranks
         self._withdrawn: list[str] = []  # since the last check
 
     @property
@@ -213,8 +215,9 @@ class Watches:
             either = "either TensorFlow is still being imported, or "
             self._warn("servers", self.servers.describe(members, either=either), found)
         if self._idleness.is_due(now):
-            text_or_none = self._idleness.check(members, now)
-            if text_or_none is not None and not self._warnings:  # another warning names the cause
+            is_explained = any(subject != "idle" for subject in self._warnings)
+            text_or_none = self._idleness.check(members, now, is_explained=is_explained)
+            if text_or_none is not None and "idle" not in self._warnings:
                 self._warn("idle", text_or_none, found)
             elif self._idleness.is_active:
                 self._withdraw("idle")
@@ -223,12 +226,18 @@ class Watches:
 
     def _check_waits(self, members: Sequence[TaskRecord], now: float, found: Findings) -> None:
         waits = self._waits.check(members, now)
-        texts = {f"waits {wait.record.name}": wait.describe() for wait in waits}
-        for subject in [each for each in self._warnings if each.startswith("waits ") and each not in texts]:
-            self._withdraw(subject)
-        for subject, text in texts.items():
-            if self._warnings.get(subject) != text:
-                self._warn(subject, text, found)
+        groups = group_waits(waits)
+        for ended in [each for each in self._wait_counts if each not in groups]:
+            del self._wait_counts[ended]
+            text = self._warnings.pop(_wait_subject(ended))
+            if not any(ended < others for others in groups):  # otherwise a warning that names more tasks replaces it
+                self._withdrawn.append(text)
+        for ended, equal in groups.items():
+            text = describe_waits(equal)
+            if len(equal) >= _GROWTH * self._wait_counts.get(ended, 0):
+                self._wait_counts[ended] = len(equal)
+                self._warn(_wait_subject(ended), text, found)
+            self._warnings[_wait_subject(ended)] = text
         if waits:
             self._withdraw("idle")
             found.vain_waits = {wait.record.rank: tuple(str(each.task) for each in wait.ended) for wait in waits}
@@ -241,6 +250,7 @@ class Watches:
         (without it, and if there was no warning before).
         """
         found = Findings()
+        self._wait_counts.clear()
         for subject in [each for each in self._warnings if each != "servers"]:
             self._withdraw(subject)
         found.withdrawn, self._withdrawn = self._withdrawn, []
@@ -269,3 +279,7 @@ class Watches:
     def _warn(self, subject: str, text: str, found: Findings) -> None:
         self._warnings[subject] = text
         found.warnings.append(text)
+
+
+def _wait_subject(ended: frozenset[int]) -> str:
+    return f"waits {sorted(ended)}"

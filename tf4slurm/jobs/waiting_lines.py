@@ -10,6 +10,7 @@ import re
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import WAIT_SECONDS
 
+_MOST_NAMES = 8  # reported by a task, because a session may wait for all tasks of a large job
 # The formats of boilerplate.py, and two of TensorFlow's Python code: its own, and absl's "I1126 … file.py:7] ".
 _PREFIX = (
     r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] \S+\] |[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \S+\] |INFO:tensorflow:)"
@@ -73,8 +74,9 @@ class WaitedTasks:
             self._seen_at[str(task)] = now
 
     def names(self, now: float) -> tuple[str, ...]:
-        """Return the names of the tasks for which a line was printed within the last 30 s, sorted."""
-        return tuple(sorted(name for name, at in self._seen_at.copy().items() if now - at < WAIT_SECONDS))
+        """Return the names of the tasks for which a line was printed within the last 30 s: the first 8, sorted."""
+        names = (name for name, at in self._seen_at.copy().items() if now - at < WAIT_SECONDS)
+        return tuple(sorted(names)[:_MOST_NAMES])
 
     def clear(self) -> None:
         """End all waits, because the process has made a step."""
