@@ -31,7 +31,7 @@ from tf4slurm.errors import (
 from tf4slurm.jobs.cancellation import cancel_known
 from tf4slurm.jobs.formatting import as_sentence
 from tf4slurm.jobs.logs import LogLine, follow_logs, omit_boilerplate, read_logs
-from tf4slurm.jobs.registry import KnownJob, find_job, find_run_directories, latest_run, registered_jobs
+from tf4slurm.jobs.registry import KnownJob, find_job, find_jobs, find_run_directories, latest_run, registered_jobs
 from tf4slurm.jobs.run_directory import RunDirectory, write_report
 from tf4slurm.jobs.schema import JobFile
 from tf4slurm.jobs.slurm_output import describe_slurm_output
@@ -240,7 +240,8 @@ def grow(
 
     Raises:
         JobStateError: The job does not run, is a local job, runs another version of tf4slurm, or cannot use more
-            workers. If the job ends during this call, the array is cancelled.
+            workers, or several jobs that may run have the name `job`. If the job ends during this call, the array is
+            cancelled.
         OptionError: `workers` or an option is invalid.
         SettingsError: A settings file cannot be used.
         UntrustedFileError: Another user could have written the job's files or a settings file.
@@ -249,7 +250,7 @@ def grow(
     """
     from tf4slurm.joining import grow
 
-    known, environ = find(job), os.environ if environ is None else environ
+    known, environ = find_to_change(job), os.environ if environ is None else environ
     if not known.array:
         return grow.grow(known, workers, options, environ, site)
     running = [each.name for each in status(known).elements if each.state == "RUNNING"]
@@ -279,7 +280,7 @@ def grow_script(
     from tf4slurm.joining.grow import make_worker_spec
     from tf4slurm.submission.batch_script import make_script
 
-    known, environ = find(job), os.environ if environ is None else environ
+    known, environ = find_to_change(job), os.environ if environ is None else environ
     return make_script(make_worker_spec(known, latest_run(known), workers, options, environ, site))
 
 
@@ -289,18 +290,41 @@ def shrink(job: str | KnownJob, workers: int) -> tuple[str, ...]:
     The Slurm jobs are cancelled. A worker that trains ends its running closure first, for at most 20 s.
 
     Raises:
-        JobStateError: Fewer such workers are pending or run. None is removed.
+        JobStateError: Fewer such workers are pending or run, or several jobs that may run have the name `job`. None is
+            removed.
         OptionError: `workers` is not a number from 1.
         LaunchError: A request to Slurm failed.
     """
     from tf4slurm.joining import grow
 
-    return grow.shrink(find(job), workers)
+    return grow.shrink(find_to_change(job), workers)
 
 
 def find(job: str | KnownJob | None = None) -> KnownJob:
     """Return the job with this Slurm job id, name or run directory path. By default, return this user's latest."""
     return job if isinstance(job, KnownJob) else find_job(job, os.environ)
+
+
+def find_to_change(job: str | KnownJob) -> KnownJob:
+    """Return the job as `find` does. If several jobs have the given name, return the one that is pending or runs.
+
+    Raises:
+        JobStateError: Several of them are pending or run, so it is unknown which one is meant.
+    """
+    if isinstance(job, KnownJob):
+        return job
+    first, *others = found = find_jobs(job, os.environ)
+    if not others:
+        return first
+    states = StatusReader(found, refuse_newer=False).read()
+    live = [(known, state) for known, state in zip(found, states, strict=True) if state.can_change]
+    if len(live) > 1:
+        ids = ", ".join(f"{known.job_id or known.name} ({state.state})" for known, state in live)
+        text = (
+            f"{len(live)} jobs with the name {job!r} are pending or run: {ids}. Give the id of one, or its whole name."
+        )
+        raise JobStateError(text, job=job, state=live[0][1].state)
+    return live[0][0] if live else first
 
 
 def status(job: str | KnownJob | None = None) -> JobStatus:
@@ -407,15 +431,17 @@ def cancel(
         job: The job. If it has ended, nothing happens.
         grace_period_seconds: Seconds until the kill (default: the job's own grace period, or what is left of it, plus
             10). 0 is `now`.
-        now: Terminate the tasks at once, without a grace period, also while they save. The job has 10 s for this.
+        now: Terminate the tasks at once, without a grace period, also while they save. The job has 10 s for this,
+            or with a long --kill-wait 6 s more than that.
         on_progress: Called with a sentence at each step.
 
     Raises:
-        JobStateError: The job is a local job on another host, or it is unknown whether it runs.
+        JobStateError: The job is a local job on another host, it is unknown whether it runs, or several jobs that may
+            run have the name `job`.
         UntrustedFileError: Another user could have written the job's files.
         LaunchError: A request to Slurm failed.
     """
-    return cancel_known(find(job), grace_period_seconds, on_progress, now=now)
+    return cancel_known(find_to_change(job), grace_period_seconds, on_progress, now=now)
 
 
 def _read_trusted(known: KnownJob) -> JobFile:

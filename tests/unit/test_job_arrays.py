@@ -17,6 +17,7 @@ from tests.fake_slurm import FakeSlurm
 from tf4slurm import api
 from tf4slurm.cli.jobs import list_, resume, wait
 from tf4slurm.cli.jobs import status as status_verb
+from tf4slurm.cli.main import cli
 from tf4slurm.errors import JobStateError, LaunchError, WaitTimeoutError
 from tf4slurm.jobs import cancellation
 from tf4slurm.jobs.registry import find_job, register_cancelled
@@ -339,6 +340,88 @@ def test_elements_that_save_keep_their_time_and_the_others_are_asked(slurm: Fake
         "train-19 has ended: STOPPED, exit code 130.",
     ]
     assert states(status) == ["STOPPED"] * 3
+
+
+def test_element_that_got_a_request_meanwhile_is_not_asked_again(slurm: FakeSlurm) -> None:
+    """The state of the elements was read before the first request."""
+    slurm.register("19", range(2))
+    runs = [slurm.run(f"train-19_{index}") for index in range(2)]
+    draft = slurm.runs / "stopping.json"
+    draft.write_text(
+        json.dumps({"schema_version": 1, "time": time.time(), "phase": "stopping", "grace_seconds_left": 9})
+    )
+    slurm.set_queue(j19_0="RUNNING", j19_1="RUNNING")
+    slurm.set_jobs("JobId=19 BatchFlag=1 JobState=RUNNING Partition=p")
+    stop = json.dumps({"state": "STOPPED", "exit_code": 130})
+    slurm.fake("scancel", f"echo '{stop}' > {runs[0].path}/result.json; mv {draft} {runs[1].path}/status.json")
+    sentences: list[str] = []
+
+    def note(text: str) -> None:
+        sentences.append(text)
+        if "saves already" in text:
+            runs[1].write_result(ResultFile("STOPPED", 130))
+
+    api.cancel("19", on_progress=note)
+    assert slurm.calls("scancel") == ["--verbose --signal=INT --batch 19_0"]
+    assert "1 element of train-19 saves already, or ends: at most 9 s are left." in sentences[1]
+
+
+def test_job_that_runs_again_is_asked_although_an_old_status_has_its_end(slurm: FakeSlurm) -> None:
+    slurm.register("17")
+    slurm.run("train-17").write(
+        StatusFile(time=time.time() - 1000, phase="terminating", heartbeat_timeout_seconds=10.0)
+    )
+    slurm.set_queue(j17="RUNNING")
+    slurm.set_jobs("JobId=17 BatchFlag=1 JobState=RUNNING Partition=p")
+    slurm.fake("scancel", f"case $* in *signal*) sed -i s/RUNNING/COMPLETED/ {slurm.directory}/queue;; esac")
+    api.cancel("17")
+    assert slurm.calls("scancel") == ["--verbose --signal=INT --batch 17"]
+
+
+@pytest.mark.parametrize(
+    ("kill_wait", "now", "seconds"), [(30, True, 36), (4, True, 10), (1, True, 10), (None, True, 10), (30, False, 136)]
+)
+def test_kill_waits_for_a_long_kill_wait_of_the_job(kill_wait: float | None, now: bool, seconds: float) -> None:
+    file = JobFile(options={} if kill_wait is None else {"kill_wait_seconds": kill_wait})
+    stop = cancellation._Stop(None, now, print)
+    assert stop.seconds_until_kill(100, file) == seconds
+
+
+@pytest.mark.parametrize("verb", ["cancel", "grow", "shrink"])
+def test_name_of_several_jobs_that_run_is_refused(slurm: FakeSlurm, verb: str) -> None:
+    for job_id in ("15", "17", "18"):
+        slurm.register(job_id)
+    slurm.set_queue(j15="COMPLETED", j17="RUNNING", j18="PENDING")
+    calls: dict[str, Callable[[], object]] = {
+        "cancel": lambda: api.cancel("train"),
+        "grow": lambda: api.grow("train", 1),
+        "shrink": lambda: api.shrink("train", 1),
+    }
+    expected = r"2 jobs with the name 'train' are pending or run: 18 \(PENDING\), 17 \(RUNNING\)\. Give the id"
+    with pytest.raises(JobStateError, match=expected):
+        calls[verb]()
+    words = ["train"] if verb == "cancel" else ["train", "--workers", "1"]
+    assert isinstance(CliRunner().invoke(cli, [verb, *words], obj={}).exception, JobStateError)
+    assert not slurm.calls("scancel") + slurm.calls("sbatch")
+
+
+def test_name_is_that_of_the_job_that_runs_among_ended_ones(slurm: FakeSlurm) -> None:
+    for job_id in ("17", "18", "19"):
+        slurm.register(job_id)
+    slurm.set_queue(j17="COMPLETED", j18="RUNNING", j19="FAILED")
+    assert api.find("train").job_id == "19"
+    assert api.find_to_change("train").job_id == "18"
+    assert api.find_to_change("train-19").job_id == "19"
+    slurm.set_queue(j17="COMPLETED", j18="COMPLETED", j19="FAILED")
+    assert api.find_to_change("train").job_id == "19"
+
+
+def test_name_of_an_element_is_that_of_the_array_that_runs(slurm: FakeSlurm) -> None:
+    slurm.register("17", range(3))
+    slurm.register("18", range(3))
+    slurm.register("19", range(2))
+    slurm.set_queue(j17_1="RUNNING", j19_1="COMPLETED", j18_1="COMPLETED")
+    assert api.find_to_change("train_1").job_id == "17_1"
 
 
 def test_cancel_now_ends_elements_that_save(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import threading
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 from tf4slurm.errors import RunDirectoryError, UnknownJobError
 from tf4slurm.jobs import registry
 from tf4slurm.jobs.registry import (
+    KnownEnd,
+    KnownJob,
     find_job,
     find_run_directories,
     latest_run,
@@ -69,6 +73,48 @@ def test_jobs_of_the_same_name_in_two_directories_are_both_registered(environ: d
     assert registered_jobs(environ) == jobs[::-1]
     again = register_job(jobs[0].name, tmp_path / "runs-0", environ)  # as a requeued job does
     assert registered_jobs(environ) == [again, *jobs[:0:-1]]
+
+
+@pytest.mark.parametrize("other", ["end", "cancelled"])
+def test_notes_of_two_processes_at_the_same_moment_are_both_kept(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    array = tuple(ArrayElement(index) for index in range(3))
+    job = register_job("a-7", tmp_path, environ, "7", array)
+    both_have_read = threading.Barrier(2)
+    read = registry._read_registered
+
+    def read_and_wait(job: KnownJob, environ: dict[str, str]) -> KnownJob | None:
+        entry = read(job, environ)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_have_read.wait(0.5)  # a process that waits for the lock does not come here
+        return entry
+
+    def note_end(index: int) -> None:
+        ends = {JobId(7, (index,)): KnownEnd(state="FAILED", reason=f"{index}")}
+        registry.register_known_ends(job, ends, environ)
+
+    monkeypatch.setattr(registry, "_read_registered", read_and_wait)
+    note_other = (lambda: note_end(1)) if other == "end" else lambda: register_cancelled(job, JobId(7, (1,)), environ)
+    threads = [threading.Thread(target=lambda: note_end(0)), threading.Thread(target=note_other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    entry = find_job("7", environ)
+    noted = {each.job_id for each in entry.ends} | {entry.cancelled}
+    assert {"7_0", "7_1"} <= noted
+
+
+def test_lock_that_another_process_holds_for_too_long_is_ignored(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_job("a-7", tmp_path, environ, "7")
+    monkeypatch.setattr(registry, "_LOCK_SECONDS", 0.1)
+    with registry._locked(environ):
+        register_job("b-8", tmp_path, environ, "8")
+    assert find_job("8", environ).name == "b-8"
 
 
 def test_unregistered_job_is_found_by_the_path_of_its_run_directory(environ: dict[str, str], tmp_path: Path) -> None:

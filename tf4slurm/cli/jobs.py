@@ -274,7 +274,7 @@ def _note_end(job: JobStatus) -> None:
 
 
 @click.command(cls=Verb, examples=("tf4slurm cancel 4711", "tf4slurm cancel 4711 --now"))
-@job_argument(many=True, is_optional=False)
+@job_argument(many=True, is_optional=False, is_changed=True)
 @verb_option(
     "grace_period_seconds",
     float,

@@ -79,19 +79,21 @@ class VerbGroup(_WithExamples, click.Group):
             formatter.write_dl([(name, command.help or "") for name, command in sorted(self.commands.items())])
 
 
-def job_argument(*, many: bool = False, is_optional: bool = True) -> Decorator:
+def job_argument(*, many: bool = False, is_optional: bool = True, is_changed: bool = False) -> Decorator:
     """Return a decorator that adds the argument ID, which the function gets as the `KnownJob` `job`.
 
     Args:
         many: Whether several ids may be given. The function then gets a list, `jobs`.
         is_optional: Whether the id may be omitted. The job is then this user's latest one.
+        is_changed: Whether the function changes a running job, so that several running jobs of one name are refused.
     """
     from tf4slurm import api
 
     def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        find_one = api.find_to_change if is_changed else api.find
         if many:
-            return [api.find(job) for job in value or ((None,) if is_optional else ())]
-        return api.find(value)
+            return [find_one(job) for job in value or ((None,) if is_optional else ())]
+        return find_one(value)
 
     name, num, metavar = ("jobs", -1, "ID...") if many else ("job", 1, "ID")
     metavar = metavar.replace("ID", "[ID]") if is_optional else metavar

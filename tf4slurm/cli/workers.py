@@ -19,7 +19,7 @@ _OUTPUT_HELP = "File for the output. [default: <run directory>/worker-%A_%a.out]
 
 
 @click.command(cls=Verb, examples=("tf4slurm grow 4711 --workers 4 --partition preempt --time 2h",))
-@job_argument(is_optional=False)
+@job_argument(is_optional=False, is_changed=True)
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="Number of workers to add.")
 @click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
 @site_option
@@ -46,7 +46,7 @@ def grow(
 
 
 @click.command(cls=Verb, examples=("tf4slurm shrink 4711 --workers 2",))
-@job_argument(is_optional=False)
+@job_argument(is_optional=False, is_changed=True)
 @click.option("--workers", type=click.IntRange(min=1), required=True, help="Number of workers to remove.")
 def shrink(job: KnownJob, workers: int) -> None:
     """Remove workers that "tf4slurm grow" added: pending ones first, then the newest.

@@ -53,10 +53,8 @@ def describe_waits(waits: Sequence[VainWait]) -> str:
     filters = f'["/job:ps", "/job:{task.task_type}/task:{task.task_index}"]'
     if len(waits) == 1:
         return f"{text} Give its session config=tf.compat.v1.ConfigProto(device_filters={filters})."
-    return (
-        f"{text} Give each session config=tf.compat.v1.ConfigProto(device_filters=…) with /job:ps and itself, in {task} "
-        f"{filters}."
-    )
+    text = f"{text} Give each session config=tf.compat.v1.ConfigProto(device_filters=…) with /job:ps and itself"
+    return f"{text}, in {task} {filters}."
 
 
 def group_waits(waits: Iterable[VainWait]) -> dict[frozenset[int], list[VainWait]]:

@@ -6,23 +6,27 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from tf4slurm.errors import JobStateError, LaunchError
 from tf4slurm.jobs.formatting import as_sentence, format_count
+from tf4slurm.jobs.job_files import JobFiles
 from tf4slurm.jobs.registry import KnownJob, find_run_directories, register_cancelled
+from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, Process
-from tf4slurm.jobs.status import JobStatus
+from tf4slurm.jobs.status import JobStatus, find_grace_seconds_left
 from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.jobs.sweep_stops import SweepStop, SweepStops
 from tf4slurm.slurm.commands import cancel_job, kill_job, query_job, signal_batch, signal_step
 from tf4slurm.slurm.job_id import JobId
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import NOW_SIGNAL
 from tf4slurm.system.proc import signal_process
 
 _POLL_SECONDS = 0.3
 _MARGIN_SECONDS = 10.0
-_NOW_SECONDS = 10.0  # timeout for the end of a job without its grace period: KillWait of its tasks and its result
+_NOW_SECONDS = 10.0  # timeout for the end of a job without its grace period: default of --kill-wait, and its result
 _LATE = "did not stop in time and was killed"
 _KILL_SECONDS = 5.0  # timeout for the end of a killed job
 _ASK_SECONDS = 3.0  # minimum seconds between queries while a job is cancelled
@@ -41,16 +45,24 @@ class _Stop(NamedTuple):
     now: bool
     on_progress: Callable[[str], None]
 
-    def seconds_until_kill(self, left: float, *, is_repeated: bool = False) -> float:
+    def seconds_until_kill(self, left: float, file: JobFile, *, is_repeated: bool = False) -> float:
         """Return when a job is killed that has `left` seconds of its own grace period to save and stop.
 
-        A job that saves already (`is_repeated`) has at least these.
+        A job that saves already (`is_repeated`) has at least these. `file` has the job's --kill-wait: if that is longer
+        than by default, the tasks need as much more time to end.
         """
+        longer = _longer_kill_wait_seconds(file)
         if self.now:
-            return _NOW_SECONDS
-        seconds = left + _MARGIN_SECONDS
+            return _NOW_SECONDS + longer
+        seconds = left + _MARGIN_SECONDS + longer
         given = seconds if self.grace_period_seconds is None else self.grace_period_seconds
         return max(seconds, given) if is_repeated else given
+
+
+def _longer_kill_wait_seconds(file: JobFile) -> float:
+    default = JobSpec.kill_wait_seconds
+    value = file.options.get("kill_wait_seconds")
+    return max(0.0, value - default) if isinstance(value, (int, float)) else 0.0
 
 
 def cancel_known(
@@ -117,15 +129,15 @@ def _request_stops(known: KnownJob, running: Sequence[JobStatus], stop: _Stop) -
     made = _Requests({}, {}, [], [])
     runs = [found[-1] if found else None for found in find_run_directories([_part(known, each) for each in running])]
     files = [None if run is None else run.read_trusted_job() for run in runs]  # before the first request
-    for each, file in zip(running, files, strict=True):
-        job_id, left = _id(each), None if stop.now else _seconds_left(each)
+    for each, run, file in zip(running, runs, files, strict=True):
+        job_id, left = _id(each), None if stop.now or run is None else _seconds_left(run)
         try:
-            if left is not None:
+            if left is not None and file is not None:
                 made.repeated.append(left)
-                made.asked[job_id] = stop.seconds_until_kill(left, is_repeated=True)
+                made.asked[job_id] = stop.seconds_until_kill(left, file, is_repeated=True)
             elif file is not None and _request_stop(job_id, file, now=stop.now):
                 made.new.append(file.grace_period_seconds)
-                made.asked[job_id] = stop.seconds_until_kill(file.grace_period_seconds)
+                made.asked[job_id] = stop.seconds_until_kill(file.grace_period_seconds, file)
             elif stop.now:
                 kill_job(job_id)
             else:
@@ -181,8 +193,8 @@ def _cancel_local(known: KnownJob, status: JobStatus, stop: _Stop) -> JobStatus:
     runs = [run for each in known.elements or (known,) for run in each.run_directories]
     file = runs[-1].read_trusted_job() if runs else JobFile()
     is_sweep = known.array and known.process is not None and known.process.is_alive()
-    running = [each for each in status.parts if each.can_change and each.run_directory is not None]
-    lefts = [None if stop.now else _seconds_left(each) for each in running]
+    running = [each.run_directory for each in status.parts if each.can_change and each.run_directory is not None]
+    lefts = [None if stop.now else _seconds_left(RunDirectory(Path(each))) for each in running]
     repeated = [left for left in lefts if left is not None]
     is_repeated = bool(lefts) and len(repeated) == len(lefts)
     if is_sweep:
@@ -195,7 +207,7 @@ def _cancel_local(known: KnownJob, status: JobStatus, stop: _Stop) -> JobStatus:
     new = [] if is_repeated else [file.grace_period_seconds]
     _report_requests(known, stop, new, [max(repeated)] if is_repeated else [], is_array=False)
     left = max(repeated) if is_repeated else file.grace_period_seconds
-    status = _wait(known, stop.seconds_until_kill(left, is_repeated=is_repeated))
+    status = _wait(known, stop.seconds_until_kill(left, file, is_repeated=is_repeated))
     if status.has_ended:
         stop.on_progress(f"{known.name} has ended: {status.state}, exit code {status.exit_code}.")
         return status
@@ -282,12 +294,19 @@ def _id(status: JobStatus) -> JobId:
     return JobId.parse(status.job_id)
 
 
-def _seconds_left(status: JobStatus) -> float | None:
+def _seconds_left(run: RunDirectory) -> float | None:
     """Return how many seconds a job has left to save after an earlier stop request. None without such a request.
 
-    For a job whose tasks are terminated it is 0.
+    For a job whose tasks are terminated it is 0. The files are read anew, because the job may have got the request
+    since its state was read. A stale file may be that of an earlier run of a requeued job.
     """
-    return 0.0 if status.phase in ("terminating", "ended") else status.grace_seconds_left
+    files = JobFiles(run)
+    age = files.status_age_seconds
+    if files.result is not None or (age is not None and age > files.status.stale_seconds):
+        return None
+    if files.status.phase in ("terminating", "ended"):
+        return 0.0
+    return find_grace_seconds_left(files.status, age)
 
 
 def _request_stop(job_id: JobId, file: JobFile, *, now: bool) -> bool:

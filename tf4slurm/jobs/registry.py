@@ -7,13 +7,14 @@ the oldest are deleted. A job that cannot be registered still runs, and is found
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_JOBS = 1_000
 _MOST_LISTED = 3
+_LOCK, _LOCK_SECONDS, _LOCK_POLL_SECONDS = "jobs.lock", 5.0, 0.02  # beside the directory of the entries
 _MAX_DIGITS = 9  # of the index of an element
 _INSTEAD = "Or give the path of a run directory."
 _START_TIME = re.compile(r"-\d{8}-\d{6}(-\d+)?(_\d+)?\Z")  # in the name of a local job, a sweep or its element
@@ -219,10 +221,11 @@ def register_job(
     with contextlib.suppress(OSError):
         if job.whole_name != name and (_directory(environ) / _file_name(job.runs_directory, job.whole_name)).exists():
             return job
-    entry = None if outputs or job_id is None else _read_registered(job, environ)
-    if entry is not None and entry.job_id == job_id:  # the launcher of a submitted job
-        job = replace(job, outputs=entry.outputs)
-    _write_registered(job, environ)
+    with _locked(environ):
+        entry = None if outputs or job_id is None else _read_registered(job, environ)
+        if entry is not None and entry.job_id == job_id:  # the launcher of a submitted job
+            job = replace(job, outputs=entry.outputs)
+        _write_registered(job, environ)
     return job
 
 
@@ -234,9 +237,10 @@ def register_cancelled(job: KnownJob, cancelled: JobId, environ: Mapping[str, st
         elements = tuple(sorted({*before, *cancelled.elements}))
         return replace(known, cancelled=str(replace(cancelled, elements=elements)))
 
-    for known in registered_jobs(environ):
-        if (known.name, known.runs_directory) == (job.whole_name, job.runs_directory):
-            _write_registered(note(known), environ)
+    with _locked(environ):
+        entry = _read_registered(job, environ)
+        if entry is not None and entry.name == job.whole_name and _has_valid_ids(entry):
+            _write_registered(note(entry), environ)
     return note(job)
 
 
@@ -256,17 +260,18 @@ def register_known_ends(job: KnownJob, ends: Mapping[JobId, KnownEnd], environ: 
 
     `ends` has the ends by the id of the job or element. A job that is not registered gets no entry.
     """
-    entry = _read_registered(job, environ)
-    if entry is None:
-        return
-    equal: dict[KnownEnd, list[JobId]] = {}
-    for job_id, end in {**read_known_ends(job, environ), **ends}.items():
-        equal.setdefault(replace(end, job_id=""), []).append(job_id)
-    found = []
-    for end, ids in equal.items():
-        elements = tuple(sorted(index for job_id in ids for index in job_id.elements))
-        found.append(replace(end, job_id=str(replace(ids[0], elements=elements))))
-    _write_registered(replace(entry, ends=tuple(found)), environ)
+    with _locked(environ):
+        entry = _read_registered(job, environ)
+        if entry is None:
+            return
+        equal: dict[KnownEnd, list[JobId]] = {}
+        for job_id, end in {**read_known_ends(job, environ), **ends}.items():
+            equal.setdefault(replace(end, job_id=""), []).append(job_id)
+        found = []
+        for end, ids in equal.items():
+            elements = tuple(sorted(index for job_id in ids for index in job_id.elements))
+            found.append(replace(end, job_id=str(replace(ids[0], elements=elements))))
+        _write_registered(replace(entry, ends=tuple(found)), environ)
 
 
 def _read_registered(job: KnownJob, environ: Mapping[str, str]) -> KnownJob | None:
@@ -283,9 +288,31 @@ def _read_registered(job: KnownJob, environ: Mapping[str, str]) -> KnownJob | No
 def register_end(job: KnownJob, environ: Mapping[str, str]) -> KnownJob:
     """Note in the entry of a local sweep that its process starts no more elements. Return the sweep with this note."""
     assert job.process is not None
-    job = replace(job, process=replace(job.process, id=0, start_ticks=0))
-    _write_registered(job, environ)
-    return job
+    process = replace(job.process, id=0, start_ticks=0)
+    with _locked(environ):
+        _write_registered(replace(_read_registered(job, environ) or job, process=process), environ)
+    return replace(job, process=process)
+
+
+@contextlib.contextmanager
+def _locked(environ: Mapping[str, str]) -> Iterator[None]:
+    """Hold the lock of the registry while an entry is read and written. Go on without it after 5 s, or if it fails."""
+    descriptor = None
+    try:
+        with contextlib.suppress(OSError):
+            path = _directory(environ).with_name(_LOCK)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_LOCK_POLL_SECONDS)
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _write_registered(job: KnownJob, environ: Mapping[str, str]) -> None:
@@ -369,7 +396,7 @@ def find_job(text: str | None, environ: Mapping[str, str]) -> KnownJob:
         with contextlib.suppress(ValueError):
             found = _find_by_id(JobId.parse(text), jobs)
     if found is None:
-        found = _find_by_given_name(text, jobs)
+        found = next(_find_by_given_name(text, jobs), None)
     if found is not None:
         return found
     if by_path is not None:
@@ -401,15 +428,31 @@ def _find_by_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
     return None
 
 
-def _find_by_given_name(text: str, jobs: Sequence[KnownJob]) -> KnownJob | None:
-    """Return the latest job that was given this name, or of it the element k, if `text` is NAME_k."""
+def find_jobs(text: str, environ: Mapping[str, str]) -> list[KnownJob]:
+    """Return all jobs for which `text` may stand, the latest first. The first one is the result of `find_job`.
+
+    There are several only if `text` is a name without id or start time, or NAME_k. Exceptions are those of `find_job`.
+    """
+    first = find_job(text, environ)
+    found = [first]
+    with contextlib.suppress(UnknownJobError):  # another job of this name without an element k
+        jobs = _find_by_given_name(text, registered_jobs(environ))
+        found += [job for job in jobs if (job.name, job.runs_directory) != (first.name, first.runs_directory)]
+    is_one = first.name == text or os.sep in text or first.given_name not in (text, text.rpartition("_")[0])
+    return [first] if is_one else found
+
+
+def _find_by_given_name(text: str, jobs: Sequence[KnownJob]) -> Iterator[KnownJob]:
+    """Yield the jobs that were given this name, or of them the element k, if `text` is NAME_k. The latest is first."""
     name, _, index = text.rpartition("_")
     for job in jobs:
+        found = None
         if job.given_name == text:
-            return _find_by_name(job.whole_name, jobs)
-        if job.given_name == name and index.isdecimal() and len(index) <= _MAX_DIGITS:
-            return _find_by_name(f"{job.whole_name}_{index}", jobs)
-    return None
+            found = _find_by_name(job.whole_name, jobs)
+        elif job.given_name == name and index.isdecimal() and len(index) <= _MAX_DIGITS:
+            found = _find_by_name(f"{job.whole_name}_{index}", jobs)
+        if found is not None:
+            yield found
 
 
 def _find_by_id(job_id: JobId, jobs: Sequence[KnownJob]) -> KnownJob | None:

@@ -233,7 +233,7 @@ def read_status(
         limit=entry.limit if entry else None,
         start=entry.start if entry and entry.is_pending and entry.start != "N/A" else None,
         nodes=(entry.nodes if entry else None) or ",".join(dict.fromkeys(t.node for t in file.tasks if t.node)) or None,
-        grace_seconds_left=None if has_ended or state == "PENDING" else _seconds_left(file, age),
+        grace_seconds_left=None if has_ended or state == "PENDING" else find_grace_seconds_left(file, age),
         written_seconds=None if age is None else round(age, 1),
         run_directory=str(runs[-1].path) if runs else None,
         problems=files.result.warnings if files.result is not None and has_ended else file.warnings,
@@ -246,7 +246,7 @@ def read_status(
     )
 
 
-def _seconds_left(file: StatusFile, age: float | None) -> float | None:
+def find_grace_seconds_left(file: StatusFile, age: float | None) -> float | None:
     """Return the seconds of the grace period that are left now. `age` is the age of the file in seconds."""
     if file.grace_seconds_left is None or (age is not None and age > file.stale_seconds):
         return None  # a stale file may be that of an earlier run
