@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.growing_job import GrowingJob
+from tests.processes import wait_until
 from tf4slurm import __version__, api
 from tf4slurm.errors import OptionError
 from tf4slurm.spec.batch_spec import BatchSpec
@@ -127,6 +128,34 @@ def test_check_has_a_time_limit_and_ends_its_processes(place: Path, monkeypatch:
     monkeypatch.setattr(environment_check, "_TIMEOUT_SECONDS", 0.5)
     with pytest.raises(OptionError, match=r"\(--venv\) did not end within 0.5 s on this host\. .*--no-check-env"):
         api.submit(spec_of({"venv": "hangs"}))
+
+
+def test_check_does_not_wait_for_a_process_in_the_background_and_ends_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_check, "_TIMEOUT_SECONDS", 20)
+    options = {"load_env": "sleep 600 & echo $! > background", "python": sys.executable}
+    assert api.submit(spec_of(options)).job_id == "4711"
+    process_id = int((place / "background").read_text())
+    assert wait_until(lambda: not Path(f"/proc/{process_id}").exists() or "\nState:\tZ" in read_status(process_id), 10)
+
+
+def read_status(process_id: int) -> str:
+    try:
+        return Path(f"/proc/{process_id}/status").read_text()
+    except OSError:
+        return "\nState:\tZ"
+
+
+@pytest.mark.parametrize(("venv", "is_refused"), [("../good", False), ("good", True), ("", False)])
+def test_relative_venv_is_found_from_the_directory_of_chdir(place: Path, venv: str, is_refused: bool) -> None:
+    (place / "sub").mkdir()
+    options: Options = {"venv": venv or str(place / "good"), "sbatch": ("chdir=sub",)}
+    if is_refused:
+        with pytest.raises(OptionError, match=r"'sub/good/bin/activate' does not exist"):
+            api.submit(spec_of(options))
+    else:
+        assert api.submit(spec_of(options)).job_id == "4711"
 
 
 def test_option_is_not_passed_to_the_job_itself(place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +25,7 @@ from tf4slurm.jobs.status_reader import StatusReader
 from tf4slurm.slurm.job_id import JobId
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.points import ArrayElement
+from tf4slurm.submission.batch_script import make_script
 from tf4slurm.submission.submit import find_outputs, submit_again
 
 NO_ANSWER = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
@@ -195,6 +197,8 @@ def test_ends_of_ten_thousand_elements_are_kept_in_a_short_entry(slurm: FakeSlur
         ({"output": "/logs/%j", "sbatch": ("error=%j.err",)}, ["/logs/%j", "%j.err"]),
         ({"array": "0-3"}, ["slurm-%A_%a.out"]),
         ({"sbatch": ("chdir=/work",)}, ["/work/slurm-%j.out"]),
+        ({"output": "%5x-%%x-%3j", "name": "a"}, ["a-%%x-%3j"]),
+        ({"output": "a\\\\b-%j"}, ["a\\b-%%j"]),
     ],
 )
 def test_outputs_of_a_submission(
@@ -214,6 +218,7 @@ def test_outputs_of_a_submission(
         ("slurm-%j.out", "19", ["slurm-19.out", "slurm-19.2.out", "slurm-19.10.out", "slurm-19.x.out"], "19.10.out"),
         ("slurm-%A_%a.out", "19_3", ["slurm-19_3.out", "slurm-19_30.out"], "slurm-19_3.out"),
         ("%4j-100%%", "19", ["0019-100%"], "0019-100%"),
+        ("%99999999999j", "19", ["0000000019"], "0000000019"),
         ("%A-%3a", "19_3", ["19-003"], "19-003"),
         ("slurm-%j.out", "19_3", ["slurm-19.out"], None),
         ("%N.out", "19", ["n1.out", "%N.out"], None),
@@ -258,6 +263,30 @@ def test_named_pipe_does_not_block(tmp_path: Path) -> None:
 
 def test_job_that_is_submitted_again_has_its_own_output(slurm: FakeSlurm, failed: KnownJob) -> None:
     failed.batch_script.write_text("#!/bin/bash\n")
-    assert submit_again(failed, slurm.directory, os.environ).outputs == ()
+    assert submit_again(failed, slurm.directory, os.environ).outputs == (str(slurm.directory / "slurm-%j.out"),)
     again = submit_again(failed, slurm.runs, os.environ)
     assert (again.slurm_id, again.outputs) == (JobId(50), failed.outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"output": "out dir/%x-%j.txt"}, "out dir/train-50.txt"),
+        ({"output": "out/100%%/%5j.txt"}, "out/100%/00050.txt"),
+        ({"array": "0-3"}, "slurm-50_2.out"),
+        ({"sbatch": ("chdir=work",)}, "work/slurm-50.out"),
+        ({"output": "out/%j", "sbatch": ("chdir=work",)}, "work/out/50"),
+    ],
+)
+def test_output_of_a_job_that_is_submitted_again_is_found(slurm: FakeSlurm, options: dict[str, Any], name: str) -> None:
+    place = slurm.runs.parent / "a 100%j"
+    (place / "work").mkdir(parents=True)
+    failed = register_job("train-19", slurm.runs, os.environ, "19")
+    spec = BatchSpec(command=("true",), name="train", workers=1, **options)
+    failed.batch_script.write_text(make_script(spec))
+    again = submit_again(failed, place, os.environ, (2,) if "array" in options else ())
+    assert "%" in name or (place / name).parent.is_dir()
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_text(ERROR)
+    job = again.element(2) if again.array else again
+    assert read_slurm_output(job, asks_slurm=False) == {str(place / name): (ERROR,)}

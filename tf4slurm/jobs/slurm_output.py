@@ -22,6 +22,7 @@ DEFAULT_OUTPUT, DEFAULT_ARRAY_OUTPUT = "slurm-%j.out", "slurm-%A_%a.out"
 
 _PATTERN = re.compile(r"%(?P<width>\d*)(?P<letter>.)")
 _DEFAULT_NAME = re.compile(r"slurm-\d+(_\d+)?\.out")
+_MAX_WIDTH = 10  # Slurm pads numbers to no more
 _LINES = 12
 _BYTES = 16_000
 _SLURM_SECONDS = 5.0
@@ -67,7 +68,7 @@ def _fill_in(pattern: str, job_id: JobId) -> str | None:
         if match["letter"] == "%":
             filled += "%"
         elif match["letter"] in values:
-            filled += str(values[match["letter"]]).zfill(int(match["width"] or 0))
+            filled += str(values[match["letter"]]).zfill(min(int(match["width"] or 0), _MAX_WIDTH))
         else:
             return None
     return filled + pattern[end:]

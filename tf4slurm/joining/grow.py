@@ -88,7 +88,7 @@ def grow(job: KnownJob, workers: int, options: Mapping[str, Any], environ: Mappi
     text = make_script(spec)
     environ = submit_environment(environ, text)
     check_environment(spec, environ, runs_tf4slurm=True)
-    make_output_directory(spec)
+    make_output_directory(spec.sbatch_options, Path.cwd())
     directory.add_worker_arrays()  # raises an error before the submission if the directory is not writable
     job_id = submit_script(text, environ)
     try:

@@ -8,7 +8,10 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping
+from typing import BinaryIO
 
 from tf4slurm import __version__
 from tf4slurm.errors import OptionError
@@ -20,6 +23,7 @@ from tf4slurm.system.program import read_line
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS, _MAX_BYTES = 0.02, 10**6
 _MAX_CHARACTERS = 600  # of the environment's own error message
 _MARK = "tf4slurm-check:"
 _SKIP = "If only the nodes of the job have it, add --no-check-env."
@@ -61,13 +65,14 @@ def check_environment(spec: BatchSpec, environ: Mapping[str, str], *, runs_tf4sl
     """
     if not spec.check_env or not (spec.has_environment or (spec.python and runs_tf4slurm)):
         return
+    directory = _find_directory(spec)
     check_venv(spec)
     lines = [f"echo {shlex.quote(_MARK + option)}\n{line}" for option, line in environment_lines(spec)]
     if runs_tf4slurm:
         if spec.directory is not None and spec.directory.is_dir():
             lines.append(f"cd {shlex.quote(str(spec.directory))} || exit 3")
         lines.append(f"echo {_MARK}\n{shlex.quote(spec.tf4slurm[0])} -c {shlex.quote(_PROBE)} {__version__}")
-    returncode, output, errors = _run("\n".join(lines), environ, spec)
+    returncode, output, errors = _run("\n".join(lines), environ, spec, directory)
     marks = [line.removeprefix(_MARK) for line in output.splitlines() if line.startswith(_MARK)]
     reached = marks[-1] if marks else ""
     words = errors.strip()[-_MAX_CHARACTERS:] or "there is no error message"
@@ -93,10 +98,16 @@ def check_venv(spec: BatchSpec) -> None:
     """
     if not spec.check_env or not spec.venv:
         return
-    activate = os.path.join(spec.venv, "bin", "activate")
+    activate = os.path.join(_find_directory(spec), spec.venv, "bin", "activate")
     if not os.path.isfile(activate):
         text = f"--venv {spec.venv!r} is no virtual environment: {activate!r} does not exist. Check the path."
         raise OptionError(f"{text} {_SKIP}", option="venv")
+
+
+def _find_directory(spec: BatchSpec) -> str:
+    """Return the directory of --chdir, in which the job's environment is set up, or "" for the current one."""
+    directory = spec.sbatch_options.get("chdir", "")
+    return directory if os.path.isdir(directory) else ""  # only the nodes of the job may have it
 
 
 def _find_problem(spec: BatchSpec, returncode: int, found: Mapping[str, str], words: str) -> str:
@@ -130,29 +141,50 @@ def _options(spec: BatchSpec) -> list[str]:
     return list(dict.fromkeys(option for option, _ in environment_lines(spec) if option != "env"))
 
 
-def _run(text: str, environ: Mapping[str, str], spec: BatchSpec) -> tuple[int, str, str]:
-    """Run lines of bash. Return the exit code, the standard output and the error output."""
-    with subprocess.Popen(
-        ("/bin/bash", "-c", text),
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=_TIMEOUT_SECONDS)
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
+def _run(text: str, environ: Mapping[str, str], spec: BatchSpec, directory: str) -> tuple[int, str, str]:
+    """Run lines of bash, in `directory` unless it is "". Return the exit code, standard output and error output.
+
+    Processes that bash leaves in the background are killed. The output goes to files, because such a process could
+    keep a pipe open.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(
+            ("/bin/bash", "-c", text),
+            cwd=directory or None,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        ) as process:
+            try:
+                has_ended = _wait(process.pid)
+            finally:
                 os.killpg(process.pid, signal.SIGKILL)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+        if not has_ended:
             option = (_options(spec) or ["python"])[0]
             raise OptionError(
                 f"The check of the job's environment (--{option}) did not end within {_TIMEOUT_SECONDS:g} s on this "
                 "host. Try again, or omit it with --no-check-env.",
                 option=option,
-            ) from error
-    return process.returncode, output, errors
+            )
+        return process.returncode, *(_read(file) for file in (output, errors))
+
+
+def _wait(process_id: int) -> bool:
+    """Wait at most 60 s for the end of a child. Return whether it has ended. It stays a zombie.
+
+    As long as it is one, the id of its process group cannot be in use again.
+    """
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _read(file: BinaryIO) -> str:
+    """Return the end of what was written to a file, at most 1 MB."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_BYTES))
+    return file.read(_MAX_BYTES).decode(errors="replace")

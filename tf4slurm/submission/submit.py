@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import time
@@ -42,6 +43,8 @@ _KEPT = frozenset(("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"))
 _OUTER_JOB = frozenset((*AGENT_VARIABLES, *SCRIPT_VARIABLES, ANSWER_VARIABLE, RUN_NAME_VARIABLE))
 _OTHER_NAMES = {"time": "TIMELIMIT", "array": "ARRAY_INX", "mem": "MEM_PER_NODE"}
 _ARRAY_LIMIT = re.compile(r"^#SBATCH --array=\S*%(?P<limit>\d+)", re.MULTILINE)
+_OPTION = re.compile(r"^#SBATCH --(?P<name>[a-z0-9-]+)(=(?P<value>.*))?$", re.MULTILINE)
+_NAME_PATTERN = re.compile(r"%\d*(?P<letter>[%xu])")  # the number only pads numbers
 _OPTION_LINE = re.compile(r"^#SBATCH --([a-z0-9-]+)", re.MULTILINE)
 _JOB_ID = re.compile(r"^(?P<job_id>\d+)(;(?P<cluster>\S+))?[ \t\r]*$", re.MULTILINE)  # sbatch --parsable
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts abbreviations
@@ -69,7 +72,7 @@ def submit(spec: BatchSpec, environ: Mapping[str, str]) -> KnownJob:
             text = make_script(placed)
         draft = _write_draft(placed, text)
         made.callback(draft.unlink, missing_ok=True)
-        make_output_directory(placed)
+        make_output_directory(placed.sbatch_options, Path.cwd())
         kept = made.pop_all()  # from here on, Slurm may accept the job, even if this process is interrupted
     try:
         job_id = submit_script(text, environ)
@@ -104,14 +107,15 @@ def submit_again(job: KnownJob, directory: Path, environ: Mapping[str, str], ele
     content = read_trusted(script, "Start the job again with the command you used.")
     text = content.decode("utf-8", errors="surrogateescape")
     environ = submit_environment(environ, text)
+    written = _read_options(text)
+    make_output_directory(written, directory)
     limit = f"%{match['limit']}" if (match := _ARRAY_LIMIT.search(text)) else ""
     options = (f"--array={format_ranges(elements)}{limit}",) if elements else ()
     job_id = submit_script(text, environ, directory, options)
     labels = {each.index: each.labels for each in job.array}
     array = [ArrayElement(index, labels.get(index, job.labels)) for index in elements]
     name = f"{job.given_name}-{job_id}"
-    outputs = [path for path in job.outputs if os.path.dirname(path) == str(directory)]
-    again = register_job(name, script.parent, environ, str(job_id), array, outputs=outputs)
+    again = register_job(name, script.parent, environ, str(job_id), array, outputs=_find_outputs(written, directory))
     with contextlib.suppress(OSError):
         os.link(script, again.batch_script)
     return again
@@ -333,17 +337,28 @@ def _run(
         raise kind(message, command=command, returncode=error.returncode, stderr=error.stderr) from error
 
 
-def make_output_directory(spec: BatchSpec) -> None:
+def _read_options(text: str) -> dict[str, str]:
+    """Return the options of sbatch in a batch script that `submit` has written, of its first component, by name."""
+    found = {}
+    for match in _OPTION.finditer(text.partition("\n#SBATCH hetjob\n")[0]):
+        with contextlib.suppress(ValueError, IndexError):  # a person has changed the script
+            found[match["name"]] = shlex.split(match["value"])[0] if match["value"] else ""
+    return found
+
+
+def make_output_directory(options: Mapping[str, str], place: Path) -> None:
     """Create the directory of --output, because without it the job fails without a message.
 
-    A directory whose name has a pattern such as %j is not created.
+    A directory whose name has a pattern such as %j is not created. `options` are those of sbatch, and `place` is its
+    working directory.
 
     Raises:
         RunDirectoryError: The directory cannot be created.
     """
-    directory = Path(spec.sbatch_options.get("output", "")).parent
-    if "%" in str(directory):
+    parent = Path(_without_escapes(options.get("output", ""))).parent
+    if "%" in str(parent):
         return
+    directory = place / options.get("chdir", "") / parent
     try:
         make_directories(directory, 0o755)
     except OSError as error:
@@ -359,15 +374,28 @@ def find_outputs(spec: BatchSpec) -> tuple[str, ...]:
 
     They are absolute. Slurm's patterns %x and %u are filled in, others are kept.
     """
-    options = make_sbatch_options(spec)[0]
+    return _find_outputs(make_sbatch_options(spec)[0], Path.cwd())
+
+
+def _find_outputs(options: Mapping[str, str], place: Path) -> tuple[str, ...]:
+    """Return `find_outputs` of a job with these options of sbatch, whose working directory is `place`."""
     default = DEFAULT_ARRAY_OUTPUT if "array" in options else DEFAULT_OUTPUT
     paths = [options.get("output", default), *(options[name] for name in ("error",) if name in options)]
-    known = {"%x": options["job-name"].replace("%", "%%")}
+    known = {"x": options["job-name"].replace("%", "%%")} if "job-name" in options else {}
     with contextlib.suppress(OSError, KeyError):  # the host has no name for this user
-        known["%u"] = getpass.getuser().replace("%", "%%")
-    filled = [re.sub("%[%xu]", lambda match: known.get(match[0], match[0]), path) for path in paths]
-    directory = os.path.join(Path.cwd(), options.get("chdir", ""))
+        known["u"] = getpass.getuser().replace("%", "%%")
+    filled = [
+        _without_escapes(path).replace("%", "%%")  # Slurm fills in no pattern if there is a backslash
+        if "\\" in path
+        else _NAME_PATTERN.sub(lambda match: known.get(match["letter"], match[0]), path)
+        for path in paths
+    ]
+    directory = os.path.join(place, options.get("chdir", ""))
     return tuple(os.path.join(directory.replace("%", "%%"), path) for path in filled)
+
+
+def _without_escapes(path: str) -> str:
+    return re.sub(r"\\(.?)", r"\1", path)
 
 
 def _write_draft(spec: BatchSpec, text: str) -> Path:
