@@ -43,4 +43,28 @@ def test_tunnel_has_user_host_and_port(
 ) -> None:
     monkeypatch.setattr(socket, "getfqdn", lambda: host)
     monkeypatch.setattr(getpass, "getuser", lambda: "ana")
-    assert ssh_tunnel({**os.environ, "SSH_CONNECTION": connection}, 8000) == expected
+    environ = {**os.environ, "SSH_CONNECTION": connection}
+    assert ssh_tunnel(environ, 8000) == expected
+    assert ssh_tunnel({**environ, "SLURM_JOB_ID": "4711"}, 8000) == expected  # of salloc, whose shell is on this host
+
+
+@pytest.mark.parametrize(
+    ("host", "submit_host", "connection", "expected"),
+    [
+        ("n3", "login1.example.org", "", "ssh -J ana@login1.example.org {} ana@n3"),
+        ("n3.example.org", "login1", "", "ssh -J ana@login1 {} ana@n3.example.org"),
+        ("n3", "login1", "192.0.2.7 51234 192.0.2.9 22", "ssh -J ana@192.0.2.9 {} ana@n3"),
+        ("n3", "login1", "192.0.2.7 51234 192.0.2.9 2222", "ssh -J ana@192.0.2.9:2222 {} ana@n3"),
+        ("n3", "login1", "::1 51234 2001:db8::9 2222", "ssh -J ana@[2001:db8::9]:2222 {} ana@n3"),
+        ("localhost", "", "", "ssh -J ana@LOGIN {} ana@n3 (LOGIN: a login node of the cluster)"),
+        ("n3", "n3", "", "ssh -J ana@LOGIN {} ana@n3 (LOGIN: a login node of the cluster)"),
+    ],
+)
+def test_tunnel_to_a_node_of_a_job_goes_through_a_login_node(
+    monkeypatch: pytest.MonkeyPatch, host: str, submit_host: str, connection: str, expected: str
+) -> None:
+    monkeypatch.setattr(socket, "getfqdn", lambda: host)
+    monkeypatch.setattr(getpass, "getuser", lambda: "ana")
+    job = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "n3", "SLURM_SUBMIT_HOST": submit_host}
+    found = ssh_tunnel({"SSH_CONNECTION": connection, **job}, 8000)
+    assert found == expected.format("-N -L 8000:127.0.0.1:8000")

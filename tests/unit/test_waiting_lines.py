@@ -9,7 +9,7 @@ import pytest
 
 from tf4slurm.agent.child_log import ChildLog
 from tf4slurm.control.messages import WAIT_SECONDS
-from tf4slurm.jobs.waiting_lines import WaitedTasks, is_waiting_line, waited_task
+from tf4slurm.jobs.waiting_lines import WaitedTasks, is_waiting_line, may_be_waiting_line, waited_task
 from tf4slurm.system.output import LineWriter
 
 # Printed by TensorFlow 2.21, and by 2.16 (whose C++ lines have the date).
@@ -89,6 +89,10 @@ def test_at_most_8_tasks_are_reported() -> None:
         (["10 %\r", "20 %\r", "\n"], 2),
         ([f"{SESSION}\n", f"{MODEL}\n"], 0),
         ([SESSION, "\n", SESSION, "\n"], 0),  # as an unbuffered print does
+        (["INFO:tensorflow:loss = 3", ", step = 4\n"], 2),
+        ([OF_SCRIPTS[-1][:60], f"{OF_SCRIPTS[-1][60:]}\n"], 0),
+        (["2026-11-26 23:59:06.680967: epoch 1", ".", ".", "\n"], 4),
+        (["1", "0", " %", " 20 %"], 2),
         (["INFO:tensorflow:loss = 3, step = 4\n", f"{SESSION}\n"], 1),
         (["I0000 00:00:1795415142.129385   32088 grpc_server_lib.cc:467] Started server with target: grpc://a:1\n"], 0),
     ],
@@ -102,3 +106,24 @@ def test_only_output_of_the_script_is_counted(tmp_path: Path, pieces: list[str],
     writer.close()
     assert log.num_printed == expected
     assert bool(log.waited_tasks.names(float("-inf"))) == any(SESSION in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("line", [*LINES, *OTHERS])
+def test_waiting_line_in_two_pieces_is_no_output_wherever_it_is_cut(tmp_path: Path, line: str) -> None:
+    writer = LineWriter(io.StringIO())
+    log = ChildLog(tmp_path / "log", "worker/1", writer)
+    for cut in range(1, len(line)):
+        log.write(line[:cut].encode())
+        log.write(f"{line[cut:]}\n".encode())
+    log.write(b"")
+    writer.close()
+    assert log.num_printed == 0
+    assert bool(log.waited_tasks.names(float("-inf"))) == (LINES.get(line) is not None)
+
+
+def test_beginning_of_a_long_line_is_recognized_at_once() -> None:
+    """The pattern must not try many ways to match."""
+    for text in ("1" * 10_000, "I0000 00:00:1" + "1" * 10_000, f"I0000 00:00:1.5 7 {'x' * 10_000} y", "W" * 10_000):
+        may_be_waiting_line(text)
+    assert may_be_waiting_line("2026-11-26 23:59:06.680967: I tensorflow/")
+    assert not may_be_waiting_line("2026-11-26 23:59:06,680 epoch 1")

@@ -15,7 +15,7 @@ from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.failures import find_failure
 from tf4slurm.jobs.formatting import shorten_in_the_middle
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
-from tf4slurm.jobs.waiting_lines import WaitedTasks, is_new_session, is_waiting_line
+from tf4slurm.jobs.waiting_lines import WaitedTasks, is_new_session, is_waiting_line, may_be_waiting_line
 from tf4slurm.system.directories import make_directories
 from tf4slurm.system.output import LineSplitter, LineWriter, ProgressFilter
 
@@ -104,7 +104,7 @@ class ChildLog:
         if data or not self._is_closed:
             lines = self._splitter.split(kept)
             self._show(lines)
-            if kept and not lines and not is_waiting_line(self._splitter.incomplete):
+            if kept and not lines and not may_be_waiting_line(self._splitter.incomplete):
                 self.num_printed += 1  # such as the dots of a progress indicator
         if kept and self._file is not None:
             try:

@@ -29,14 +29,30 @@ def ssh_tunnel(environ: Mapping[str, str], port: int) -> str:
 
     It names this user and host. In an SSH session, it also has the port of the SSH server if that is not 22, and the
     address of the server if this host has no full name.
+
+    On a node of a job, the command goes through the login node from which the job was submitted, because nodes are
+    seldom reached from elsewhere. There SSH_CONNECTION is that of the session on the login node.
     """
     server = environ.get("SSH_CONNECTION", "").split()[2:4]  # after the client's address and port
-    host, user, option = socket.getfqdn(), "USER", ""
-    if len(server) == 2:
-        if "." not in host or host.startswith("localhost"):
-            host = server[0]
-        if server[1] != _SSH_PORT:
-            option = f"-p {server[1]} "
+    address, ssh_port = server if len(server) == 2 else ("", _SSH_PORT)
+    host, user = socket.getfqdn(), "USER"
     with contextlib.suppress(OSError, KeyError):  # the host has no name for this user
         user = getpass.getuser()
-    return f"ssh {option}-N -L {port}:127.0.0.1:{port} {user}@{host}"
+    forward = f"-N -L {port}:127.0.0.1:{port}"
+    node = environ.get("SLURMD_NODENAME", "") if SlurmAllocation.from_environ(environ) is not None else ""
+    if node:
+        login = environ.get("SLURM_SUBMIT_HOST", "")
+        login = "" if login.partition(".")[0] == node.partition(".")[0] else login
+        login = login if _is_full_name(login) else address or login
+        suffix = ""
+        if ssh_port != _SSH_PORT and login:
+            login, suffix = f"[{login}]" if ":" in login else login, f":{ssh_port}"
+        words = f"ssh -J {user}@{login or 'LOGIN'}{suffix} {forward} {user}@{host if _is_full_name(host) else node}"
+        return words if login else f"{words} (LOGIN: a login node of the cluster)"
+    if address and not _is_full_name(host):
+        host = address
+    return f"ssh {'' if ssh_port == _SSH_PORT else f'-p {ssh_port} '}{forward} {user}@{host}"
+
+
+def _is_full_name(host: str) -> bool:
+    return "." in host and not host.startswith("localhost")

@@ -37,6 +37,51 @@ _NEW_SESSION = re.compile(_PREFIX + "Scanning workers for devices: ")  # master.
 _LINE = re.compile(_PREFIX + f"(?:{'|'.join(_MESSAGES)})")
 
 
+def _beginning(*parts: str) -> str:
+    """Return a pattern that matches each beginning of these patterns in a row."""
+    found = ""
+    for part in reversed(parts):
+        found = f"(?:{part}{found})?"
+    return found
+
+
+_TIME = (r"\d", r"\d", ":", r"\d", r"\d", ":", r"\d")
+_DIGITS = (r"\d",) * 4
+_BEGINNING = re.compile(
+    "|".join(
+        _beginning(*prefix, *text, ".*")
+        for prefix in (
+            (
+                *_DIGITS,
+                "-",
+                r"\d",
+                r"\d",
+                "-",
+                r"\d",
+                r"\d",
+                " ",
+                *_TIME,
+                r"[\d.]+",
+                ":",
+                " ",
+                "[IWE]",
+                " ",
+                r"\S+",
+                " ",
+            ),
+            ("[IWE]", *_DIGITS, " ", *_TIME, r"[\d.]+", " +", r"\d+", " ", r"\S+", " "),
+            tuple("INFO:tensorflow:"),
+        )
+        for text in ("CreateSession still waiting", "Waiting for ", "Scanning workers for devices: ")
+    )
+)
+
+
+def may_be_waiting_line(text: str) -> bool:
+    """Return whether an incomplete line may become a line with which TensorFlow waits, or makes a session."""
+    return _BEGINNING.fullmatch(text) is not None
+
+
 def is_waiting_line(line: str) -> bool:
     """Return whether TensorFlow has printed this line because it waits for another task."""
     return _LINE.match(line) is not None
