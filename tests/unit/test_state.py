@@ -1627,6 +1627,35 @@ def test_exit_of_the_spawner_after_the_outcome_keeps_the_outcome() -> None:
     assert (job.phase(), job.outcome.exit_code) == (Phase.ENDED, 0)
 
 
+KILL = ScriptFailure("Slurm's memory limit", "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.")
+
+
+@pytest.mark.parametrize("other", ["", "no kill", "restart", "another task", "failure"])
+def test_kill_that_srun_prints_at_its_end_explains_the_loss_of_a_task(other: str) -> None:
+    job = Job("chief ps worker worker").train()
+    for rank in job.ranks:
+        job.send(rank, "running", start_count=2 if other == "restart" and rank == 2 else 1)
+    if other == "another task":
+        job.end_child(2, -9)
+    if other == "failure":
+        job.end_child(0, 7)
+    else:
+        job.receiver.on_agent_exit(0, -9, job.now)
+    assert job.outcome.failure is None
+    job.state.on_spawner_exit(Outcome(7, "srun ended.", failure=None if other == "no kill" else KILL), job.now)
+    assert str(job.outcome.cause) == "chief/0"
+    assert job.outcome.failure == (KILL if other == "" else None)
+
+
+def test_kill_that_srun_prints_explains_a_loss_that_is_held() -> None:
+    job = Job("chief ps worker").train()
+    job.receiver.on_disconnect(1, job.now)
+    job.receiver.on_agent_exit(0, -9, job.now)
+    assert job.state.outcome is None
+    job.state.on_spawner_exit(Outcome(7, "srun ended.", failure=KILL), job.now)
+    assert (str(job.outcome.cause), job.outcome.failure) == ("chief/0", KILL)
+
+
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_signal_to_the_launcher_stops_the_job(number: signal.Signals, exit_code: int) -> None:
     job = Job().train()

@@ -90,10 +90,12 @@ def job_argument(*, many: bool = False, is_optional: bool = True, is_changed: bo
     from tf4slurm import api
 
     def find(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        find_one = api.find_to_change if is_changed else api.find
         if many:
             return [find_one(job) for job in value or ((None,) if is_optional else ())]
         return find_one(value)
+
+    def find_one(text: str | None) -> KnownJob:
+        return api.find_to_change(text) if is_changed and text is not None else api.find(text)
 
     name, num, metavar = ("jobs", -1, "ID...") if many else ("job", 1, "ID")
     metavar = metavar.replace("ID", "[ID]") if is_optional else metavar

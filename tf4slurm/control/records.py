@@ -252,6 +252,7 @@ class Outcome:
         has_timed_out: The cluster did not form in time.
         is_stop: A person, a time limit or preemption stopped the job.
         failure: What ended the script of `cause`. None if the cause is no failure of a script, or is not known yet.
+        is_loss: `cause` is lost, and its agent could not report why.
     """
 
     exit_code: int
@@ -261,6 +262,7 @@ class Outcome:
     has_timed_out: bool = False
     is_stop: bool = False
     failure: ScriptFailure | None = None
+    is_loss: bool = field(default=False, compare=False)  # it follows from the other fields
 
     @property
     def is_success(self) -> bool:

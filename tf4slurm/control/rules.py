@@ -132,7 +132,7 @@ def loss_of(record: TaskRecord, spec: JobSpec, now: float) -> Loss | None:
 
 def outcome_of_loss(record: TaskRecord, why: str) -> Outcome:
     """Return the outcome of a job that ends because this task is lost: exit code 7."""
-    return Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task)
+    return Outcome(EXIT_TASK_LOST, f"{record} is lost: {why}.", record.task, is_loss=True)
 
 
 class AfterLoss(enum.Enum):

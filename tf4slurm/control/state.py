@@ -188,17 +188,27 @@ class JobState:
 
         The job keeps an outcome that it already has. Otherwise it ends with the first of these causes that applies: a
         failure that still waits for disconnected tasks, a pause of the launcher that ended agents (if `outcome` has
-        exit code 7), and `outcome`.
+        exit code 7), and `outcome`. If the job has ended by the loss of a task, `outcome.failure` explains it: Slurm's
+        kill of the step, which srun prints at its end.
         """
         self.now = now
         if self._held_failure is not None:
             self._decide_failure(self._held_failure)
         elif outcome.exit_code == EXIT_TASK_LOST:
             outcome = self.watches.pauses.outcome_of_pause(now) or outcome
+        failure = outcome.failure
         self.decide(outcome)
+        if failure is not None and self.outcome is not None and self.outcome.is_loss and not self._may_explain_other():
+            self.outcome = dataclasses.replace(self.outcome, failure=failure)
         for record in self.tasks.members:
             self.mark_gone(record)
         self._end_if_all_gone()
+
+    def _may_explain_other(self) -> bool:
+        """Return whether a kill that Slurm reports at the end of the step may be that of an earlier child process."""
+        states = [record.observed for record in self.tasks.members]
+        has_kill = any(each.returncode == -signal.SIGKILL and each.killed_by is None for each in states)
+        return has_kill or self.attempt > 1 or any(each.start_count > 1 for each in states)
 
     def lose(self, record: TaskRecord, why: str, *, is_orphan: bool = False) -> None:
         """Handle the loss of a task. Idempotent.

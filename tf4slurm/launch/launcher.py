@@ -210,7 +210,7 @@ class Launcher:
         if self._state.tasks.count("running", "exited", "ready", "registered", "terminated"):
             outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}", failure=failure)
         else:
-            outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}")
+            outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}", failure=failure)
         self._state.on_spawner_exit(outcome, self._clock.now())
         self._service.publish()
 

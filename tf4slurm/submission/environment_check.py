@@ -168,7 +168,7 @@ def _run(text: str, environ: Mapping[str, str], spec: BatchSpec, directory: str)
                 "host. Try again, or omit it with --no-check-env.",
                 option=option,
             )
-        return process.returncode, *(_read(file) for file in (output, errors))
+        return process.returncode, _read(output), _read(errors)
 
 
 def _wait(process_id: int) -> bool:
