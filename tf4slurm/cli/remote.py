@@ -8,7 +8,7 @@ import shutil
 import socket
 from collections.abc import Mapping
 
-from tf4slurm.slurm.environ import SlurmAllocation
+from tf4slurm.slurm.environ import SlurmAllocation, find_node_and_submit_host
 
 _SSH_PORT = "22"
 _SESSION_VARIABLES = ("SSH_CONNECTION", "SSH_TTY")
@@ -39,9 +39,8 @@ def ssh_tunnel(environ: Mapping[str, str], port: int) -> str:
     with contextlib.suppress(OSError, KeyError):  # the host has no name for this user
         user = getpass.getuser()
     forward = f"-N -L {port}:127.0.0.1:{port}"
-    node = environ.get("SLURMD_NODENAME", "") if SlurmAllocation.from_environ(environ) is not None else ""
+    node, login = find_node_and_submit_host(environ)
     if node:
-        login = environ.get("SLURM_SUBMIT_HOST", "")
         login = "" if login.partition(".")[0] == node.partition(".")[0] else login
         login = login if _is_full_name(login) else address or login
         suffix = ""

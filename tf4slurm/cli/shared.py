@@ -94,7 +94,7 @@ def job_argument(*, many: bool = False, is_optional: bool = True, is_changed: bo
             return [find_one(job) for job in value or ((None,) if is_optional else ())]
         return find_one(value)
 
-    def find_one(text: str | None) -> KnownJob:
+    def find_one(text: str | None) -> object:
         return api.find_to_change(text) if is_changed and text is not None else api.find(text)
 
     name, num, metavar = ("jobs", -1, "ID...") if many else ("job", 1, "ID")

@@ -205,6 +205,15 @@ class SlurmAllocation:
         )
 
 
+def find_node_and_submit_host(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return Slurm's name of the node of a job on which this process runs, and the host of the submission.
+
+    Both are "" outside of a job, and in the shell of salloc on a login node. The host is "" if it is unknown.
+    """
+    node = environ.get(_NODE_NAME, "") if environ.get(_JOB_ID) else ""
+    return node, environ.get("SLURM_SUBMIT_HOST", "") if node else ""
+
+
 def _component(environ: Mapping[str, str], suffix: str) -> HetComponent:
     def read(variable: str) -> int | None:
         return _optional(environ, variable + suffix, _number, None)
