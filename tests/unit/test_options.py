@@ -119,7 +119,7 @@ def test_name_defaults_to_the_script(command: tuple[str, ...], name: str) -> Non
         (("--control-port", "70000", "--", "x"), "control-port", "70000 is greater than 65535."),
         (("--stop-signal", "SIGKILL", "--", "x"), "stop-signal", "'SIGKILL' is not one of SIGTERM, SIGINT"),
         (("--data-workers", "1", "--", "bash", "x"), "data-python", "'bash' is not one. Name it with --data-python"),
-        (("--start-timeout", "nan", "--", "x"), "start-timeout", "nan is not a finite number."),
+        (("--start-timeout", "nan", "--", "x"), "start-timeout", "is not a time"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
