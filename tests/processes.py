@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tf4slurm.control.rules import FORWARDED_SECONDS
+
 MARK_VARIABLE = "TF4SLURM_TEST_MARK"
 
 
@@ -55,6 +57,11 @@ def kill_leftovers(mark: str, timeout_seconds: float) -> list[MarkedProcess]:
     if leftovers:
         wait_until(lambda: not _kill_marked(mark), timeout_seconds=60)
     return leftovers
+
+
+def press_later() -> None:
+    """Wait as long as a person between two Ctrl-C: the launcher takes an earlier one for a forwarded signal."""
+    time.sleep(2 * FORWARDED_SECONDS)
 
 
 def wait_until(condition: Callable[[], bool], timeout_seconds: float, poll_seconds: float = 0.05) -> bool:

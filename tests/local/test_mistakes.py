@@ -149,6 +149,12 @@ def test_logs_of_a_task_without_id_are_those_of_the_latest_job(tmp_path: Path) -
         misspelled = tf4slurm("logs", typo, cwd=tmp_path)
         assert (misspelled.returncode, misspelled.stdout) == (5, "")
         assert f"There is no task and no job {typo!r}. Did you mean {task!r}?" in misspelled.stderr
+    silent = tf4slurm("run", "--ps", "0", "--workers", "0", "--name", "silent", "--", "true", cwd=tmp_path)
+    assert silent.returncode == 0, silent.stderr
+    name = next((tmp_path / "runs").glob("silent-*")).name
+    nothing = tf4slurm("logs", "chief", cwd=tmp_path)
+    assert (nothing.returncode, nothing.stdout) == (0, "")
+    assert f"tf4slurm: chief/0 of {name}: no output." in nothing.stderr
     unknown = tf4slurm("logs", "frist", cwd=tmp_path)
     assert unknown.returncode == 5
     assert "Did you mean 'first-" in unknown.stderr

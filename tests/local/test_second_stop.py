@@ -19,7 +19,7 @@ import pytest
 
 import tf4slurm
 from tests.jobs import TF4SLURM, Job
-from tests.processes import wait_until
+from tests.processes import press_later, wait_until
 
 SCRIPT = """
 import os, pathlib, sys, threading, time, tf4slurm
@@ -213,6 +213,7 @@ def test_second_ctrl_c_ends_the_job_and_the_first_says_so(tmp_path: Path, in_ter
     text = f"the job has {GRACE} s to save and stop; Ctrl-C again skips the rest and ends all tasks at once"
     terminal.wait_for(text)
     assert wait_until((tmp_path / "saving").exists, 60), terminal.output
+    press_later()
     terminal.type("\x03")
     terminal.wait_for("received SIGINT while the scripts save: the last ")
     assert terminal.wait() == 130, terminal.output
@@ -231,6 +232,7 @@ def test_first_ctrl_c_after_a_cancel_cuts_nothing_and_says_what_the_next_does(
         terminal.wait_for("the scripts save already, and have ")
         terminal.wait_for("s left; Ctrl-C again skips the rest and ends all tasks at once")
         assert json.loads((run / "status.json").read_text())["phase"] == "stopping"
+        press_later()
         terminal.type("\x03")
         assert (terminal.wait(), first.wait(60)) == (143, 0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import ROLES, Job
-from tests.processes import child_of, wait_until
+from tests.processes import child_of, press_later, wait_until
 
 PREAMBLE = """
 import json, os, pathlib, signal, sys, threading, time
@@ -150,6 +150,7 @@ def test_second_ctrl_c_skips_the_grace_period(job: Job) -> None:
     wait_for(job, *CHIEF_READY)
     send(job, signal.SIGINT)
     job.wait_for_event("stopping")
+    press_later()
     send(job, signal.SIGINT)
     assert job.wait() == 130
 

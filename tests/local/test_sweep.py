@@ -17,7 +17,7 @@ import pytest
 
 import tf4slurm
 from tests.jobs import TF4SLURM
-from tests.processes import wait_until
+from tests.processes import press_later, wait_until
 from tf4slurm.errors import JobStateError, MissingDependencyError, OptionError, UnknownJobError
 from tf4slurm.sweep import LocalSweep
 
@@ -137,6 +137,7 @@ def test_second_cancel_of_a_sweep_leaves_the_saves_their_time(place: Path, secon
                         process.send_signal(signal.SIGINT)
                         kind = "stop_repeated" if count == 1 else "grace_period_over"
                         assert wait_until(functools.partial(has_events, kind, 2), 60)
+                        press_later()
                 else:
                     done = subprocess.run([TF4SLURM, *second.split(), name], capture_output=True, text=True)
                     assert done.returncode == 0, done.stderr

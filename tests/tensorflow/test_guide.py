@@ -23,7 +23,7 @@ pytestmark = pytest.mark.keras
 
 GUIDE = Path(__file__).with_name("guide.py")
 FIT = "Use tf4slurm.tensorflow.fit"
-PARTITIONER = "Create the strategy without variable_partitioner"
+PARTITIONER = "Leave out the argument variable_partitioner of the strategy"
 SCOPE = "Create all of them in `with strategy.scope():`"
 WORDS = {
     "in_process_cluster": "tf4slurm has formed one",

@@ -140,6 +140,22 @@ ctypes.string_at(0)
     assert failure == ScriptFailure("SIGSEGV", "Segmentation fault", "train.py", 6)
 
 
+@pytest.mark.parametrize("num_lines", [60, 3000])
+def test_exception_of_a_thread_is_named_although_the_script_went_on(num_lines: int) -> None:
+    lines = [
+        "Exception in thread loader:",
+        "Traceback (most recent call last):",
+        '  File "/home/ana/train.py", line 12, in load',
+        "RuntimeError: cannot decode image 17.png",
+        *(f"waiting for data {number}" for number in range(num_lines)),
+    ]
+    failure = find_failure(lines, 1, "/home/ana")
+    last = f"waiting for data {num_lines - 1}"
+    cause = "RuntimeError: cannot decode image 17.png"
+    assert failure == ScriptFailure("exit code 1", last, "train.py", 12, caused_by=cause)
+    assert failure.headline() == f"exit code 1: {last}, because of {cause} (train.py:12)"
+
+
 @pytest.mark.parametrize("code", [2, 3])
 def test_handled_exception_is_not_the_cause_of_a_later_exit(code: int) -> None:
     lines = [
@@ -239,6 +255,9 @@ def test_kill_by_slurm(line: str, kind: str) -> None:
         (ScriptFailure("ValueError", "bad", "a.py", 3, "chief/0", "worker/1"), "ValueError: bad (a.py:3, worker/1)"),
         (ScriptFailure("E", "m", None, None, "chief/0", "worker/1", ran_in_task=True), "E: m (chief/0 for worker/1)"),
         (ScriptFailure("exit code 3", "", task="ps/0"), "exit code 3 (ps/0)"),
+        (ScriptFailure("E", "m: no room.", caused_by="OSError: no room"), "E: m: no room."),
+        (ScriptFailure("E", "Look.", caused_by="OSError: no room"), "E: Look, because of OSError: no room"),
+        (ScriptFailure("E", "m", caused_by="KeyError"), "E: m, because of KeyError"),
         (ScriptFailure("E", "m", caused_by="KeyError: 'x'"), "E: m, because of KeyError: 'x'"),
     ],
 )

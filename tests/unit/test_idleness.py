@@ -302,6 +302,19 @@ def test_script_that_was_quiet_for_longer_than_the_limit_gets_more_time() -> Non
     assert watch.limit_seconds == 200
 
 
+def test_warning_names_filters_of_a_session_if_a_worker_has_ended() -> None:
+    """A script that hides TensorFlow's messages (TF_CPP_MIN_LOG_LEVEL=2) prints no line about the wait."""
+    records = records_of(Case(["ps/0", "worker/0", "worker/1"]))
+    for record in records:
+        record.observed = ObservedState("running", 1, usage=Usage(cpu_seconds=10.0))
+    records[2].observed = ObservedState("exited", 1, returncode=0)
+    watch = IdleWatch()
+    watch.check(records, 100)
+    warning = watch.check(records, 160) or ""
+    assert "worker/1 exited with 0: a session of TensorFlow 1 without device_filters waits for such a task" in warning
+    assert 'in worker/0, config=tf.compat.v1.ConfigProto(device_filters=["/job:ps", "/job:worker/task:0"])' in warning
+
+
 def test_warning_and_its_end_are_events() -> None:
     watches = Watches(JobSpec())
     served = job("ps", "worker", has_server=True)

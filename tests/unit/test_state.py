@@ -1019,6 +1019,7 @@ def test_reason_names_the_tasks_that_had_not_stopped(
     job = Job(roles, limits=GRACEFUL).train()
     if request_ is StopRequest.CTRL_C:
         job.state.on_stop(signal.SIGINT, "it came", job.now, request_)
+        job.turn(1)
     for rank in saved:
         job.end_child(rank, 0)
     job.state.on_stop(signal.SIGINT, "it came", job.now, request_)
@@ -1026,6 +1027,14 @@ def test_reason_names_the_tasks_that_had_not_stopped(
         assert job.outcome.exit_code == 0
     else:
         assert job.outcome.reason == f"The job was stopped: it came.{end}"
+
+
+def test_forwarded_ctrl_c_is_the_same_request() -> None:
+    """A terminal sends SIGINT to `timeout` and to the launcher, and `timeout --foreground` forwards its own."""
+    job = Job(limits=GRACEFUL).train()
+    for now in (0, 0.2, 0.4, 0.5):
+        job.state.on_stop(signal.SIGINT, "it came", job.now + now, StopRequest.CTRL_C)
+        assert job.phase() is (Phase.STOPPING if now < 0.3 else Phase.TERMINATING)
 
 
 def test_stop_before_the_start_names_no_task() -> None:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
 from tf4slurm.jobs.failures import find_failure
-from tf4slurm.jobs.formatting import shorten_in_the_middle
+from tf4slurm.jobs.formatting import shorten_in_the_middle, without_colors
 from tf4slurm.jobs.run_directory import TIMES_SUFFIX, open_to_append
 from tf4slurm.jobs.waiting_lines import WaitedTasks, is_new_session, is_waiting_line, may_be_waiting_line
 from tf4slurm.system.directories import make_directories
@@ -52,7 +52,7 @@ class LastLines:
         left_out = self._num_number_lines - _NUMBER_LINES
         if left_out > 1:
             self._lines.pop()
-        short = shorten_in_the_middle(_MANY_NUMBERS.sub(r"\1[…] ", line), _CHARACTERS)
+        short = shorten_in_the_middle(_MANY_NUMBERS.sub(r"\1[…] ", without_colors(line)), _CHARACTERS)
         self._lines.append(f"[… {left_out} lines of numbers]" if left_out > 0 else short)
 
     def to_tuple(self) -> tuple[str, ...]:

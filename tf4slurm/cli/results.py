@@ -19,6 +19,7 @@ from tf4slurm import api
 from tf4slurm.cli.options import verb_option
 from tf4slurm.cli.remote import ssh_tunnel
 from tf4slurm.cli.shared import Verb, find_jobs, job_argument, note
+from tf4slurm.cluster import format_tasks
 from tf4slurm.errors import RunDirectoryError, Tf4SlurmError, UnknownJobError
 from tf4slurm.jobs.logs import find_logs_of_job
 from tf4slurm.jobs.registry import KnownJob, latest_run
@@ -30,6 +31,7 @@ from tf4slurm.roles import TASK_TYPES
 from tf4slurm.spec.options import did_you_mean, nearest
 
 _TASK = re.compile(rf"({'|'.join(TASK_TYPES)})(/(\d+|[^/]*[*?\[][^/]*))?")
+_MOST_NAMED = 3
 _MAX_SEARCH_SECONDS = 10.0
 
 
@@ -111,13 +113,18 @@ def logs(
     job, tasks = _split(words)
     names = {log.task for log in find_logs_of_job(job, tasks)}
     since = None if since_seconds is None else time.time() - since_seconds
+    is_empty = True
     has_names = bool(job.array) or len(names) != 1 or (follow and not tasks)
     try:
         for line in api.logs(job, *tasks, follow=follow, since=since, on_pending=_note_reason, **options):
+            is_empty = False
             if grep is None or grep.search(line.text):
                 click.echo(f"{line.source} | {line.text}" if has_names else line.text)
     except BrokenPipeError:  # `| head` has ended
         sys.exit(0)
+    if is_empty and names:
+        what = "no lines of this time" if since is not None else "no output"
+        note(f"{format_tasks(sorted(names), _MOST_NAMED)} of {job.name}: {what}.")
 
 
 def _note_reason(pending: JobStatus) -> None:

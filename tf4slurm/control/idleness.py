@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tf4slurm.cluster import format_tasks
 from tf4slurm.control.messages import ObservedState
 from tf4slurm.control.records import TaskRecord
+from tf4slurm.control.waits import MOST_NAMES, describe_filters
 
 IDLE_SECONDS = 60.0
 _CHECK_SECONDS = 5.0
@@ -165,6 +167,14 @@ def _describe_idleness(records: Sequence[TaskRecord], seconds: float) -> str:
     what_to_do = 'If they should work, see what each printed last with "tf4slurm logs".'
     task_types = {record.task.task_type for record in records if record.role.is_in_cluster}
     is_beginning = all(record.observed.script.step is None and record.observed.returncode is None for record in records)
+    ended = [record for record in records if record.role.trains and record.observed.returncode == 0]
+    if "ps" in task_types and ended:
+        waiting = next((each for each in records if each.role.trains and each not in ended), ended[0])
+        names = format_tasks((each.name for each in ended), MOST_NAMES)
+        return (
+            f"{seen} {names} exited with 0: a session of TensorFlow 1 without device_filters waits for such a task for "
+            f"ever. Give it, in {waiting.task}, {describe_filters(waiting)}. {what_to_do}"
+        )
     if "ps" not in task_types or not is_beginning:
         return f"{seen} {what_to_do}"
     if "chief" not in task_types:

@@ -344,6 +344,9 @@ LEAVES_GRACE_PERIOD = {
 }  # fmt: skip
 """Whether the scripts have the grace period after a stop request: the first one of its kind, and each later one."""
 
+FORWARDED_SECONDS = 0.3
+"""A second Ctrl-C within this time is no request: a program such as `timeout` has forwarded the first one."""
+
 
 def stop_request_of(number: int, *, has_person: bool) -> StopRequest:
     """Return who requests a stop with a signal to the launcher.

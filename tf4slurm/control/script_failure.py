@@ -46,8 +46,9 @@ class ScriptFailure:
         `with_task=False`, the task is left out, but not the worker of a closure.
         """
         text = f"{self.type}: {self.message}" if self.message else self.type
-        if self.caused_by:
-            text = f"{text}, because of {self.caused_by}"
+        cause = self.caused_by.partition(": ")[2]
+        if self.caused_by and not (cause and cause in self.message):
+            text = f"{text.removesuffix('.')}, because of {self.caused_by}"
         task = self.task if with_task else ""
         if self.worker is not None:
             task = f"{task} for {self.worker}".lstrip() if self.ran_in_task else self.worker

@@ -66,6 +66,7 @@ class JobState:
         self._phase_deadline = now + spec.start_timeout_seconds
         self._stop: Outcome | None = None
         self._num_stops: Counter[StopRequest] = Counter()
+        self._ctrl_c_at = -_NEVER
         self._held_failure: Failure | None = None  # until each disconnected task has reconnected or is lost
         self._explained_by: TaskRecord | None = None  # the task whose last lines explain the outcome
         self._exited_early: TaskRecord | None = None
@@ -325,6 +326,10 @@ class JobState:
             request: Who requests the stop.
         """
         self.now = now
+        if request is StopRequest.CTRL_C:
+            if now - self._ctrl_c_at < rules.FORWARDED_SECONDS:
+                return
+            self._ctrl_c_at = now
         self._num_stops[request] += 1
         leaves_grace_period = rules.LEAVES_GRACE_PERIOD[request][0 if self._num_stops[request] == 1 else 1]
         outcome = Outcome(128 + number, f"The job was stopped: {what}.", is_stop=True)

@@ -18,7 +18,7 @@ from tf4slurm.spec.job_spec import JobSpec
 
 _DELAY_SECONDS = 2.0  # from a line of the script to its report in the launcher, at most
 _RECENT_SECONDS = WAIT_SECONDS + _DELAY_SECONDS + 3.0
-_MOST_NAMES = 3  # in each list of a warning
+MOST_NAMES = 3  # in each list of a warning
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,23 @@ def describe_waits(waits: Sequence[VainWait]) -> str:
     All waits are for the same ended tasks. At most three of each are named.
     """
     ended = waits[0].ended
-    how = format_tasks((f"{each} ({_describe_end_of(each)})" for each in ended), _MOST_NAMES)
-    who = format_tasks((wait.record for wait in waits), _MOST_NAMES)
+    how = format_tasks((f"{each} ({_describe_end_of(each)})" for each in ended), MOST_NAMES)
+    who = format_tasks((wait.record for wait in waits), MOST_NAMES)
     text = f"TensorFlow in {who} waits for {how}, and would wait for ever."
     servers = [each.name for each in ended if each.role.is_server]
     if servers:
-        names = format_tasks(servers, _MOST_NAMES)
+        names = format_tasks(servers, MOST_NAMES)
         return f"{text} {names} must run until training is over: let the script call server.join()."
-    task = waits[0].record.task
-    filters = f'["/job:ps", "/job:{task.task_type}/task:{task.task_index}"]'
     if len(waits) == 1:
-        return f"{text} Give its session config=tf.compat.v1.ConfigProto(device_filters={filters})."
-    text = f"{text} Give each session config=tf.compat.v1.ConfigProto(device_filters=…) with /job:ps and itself"
-    return f"{text}, in {task} {filters}."
+        return f"{text} Give its session {describe_filters(waits[0].record)}."
+    first = waits[0].record
+    return f"{text} Give each session filters with /job:ps and itself, in {first.task} {describe_filters(first)}."
+
+
+def describe_filters(record: TaskRecord) -> str:
+    """Return the argument with which a session of this task waits only for the ps."""
+    task = f"/job:{record.task.task_type}/task:{record.task.task_index}"
+    return f'config=tf.compat.v1.ConfigProto(device_filters=["/job:ps", "{task}"])'
 
 
 def group_waits(waits: Iterable[VainWait]) -> dict[frozenset[int], list[VainWait]]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.jobs.boilerplate import BoilerplateFilter
-from tf4slurm.jobs.formatting import shorten_in_the_middle
+from tf4slurm.jobs.formatting import shorten_in_the_middle, without_colors
 from tf4slurm.jobs.tracebacks import (
     DIRECT_CAUSE,
     EXCEPTION,
@@ -32,7 +32,6 @@ _CRASHES = tuple(-number for number in (signal.SIGABRT, signal.SIGSEGV, signal.S
 _ABORTS = (-signal.SIGABRT, 128 + signal.SIGABRT)
 _MAX_LINES_AFTER = 50  # lines that programs print at their exit, after the traceback; more show that the script went on
 
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 # The lines before a traceback that does not end the process.
 _IN_BACKGROUND = re.compile(r"^(Exception in thread |Process \S+:$)")
 _IGNORED = re.compile(r"^(Exception ignored |Error in (?:atexit|sys\.excepthook))")
@@ -83,7 +82,7 @@ def find_failure(lines: Sequence[str], returncode: int, directory: str | None = 
         returncode: The exit code, or minus the number of the signal that ended the script.
         directory: The script's working directory, by default that of this process.
     """
-    clean = [_COLOR.sub("", line).rstrip() for line in lines]
+    clean = [without_colors(line).rstrip() for line in lines]
     directory = directory or _find_working_directory()
     failure = _find_exception(without_logs(clean), returncode)
     if failure is None:
@@ -138,12 +137,19 @@ def _find_exception(lines: list[str], returncode: int) -> ScriptFailure | None:
     # Python exits with 1 after an exception. With another code, a traceback is the cause if no other output follows.
     max_lines_after = _MAX_LINES_AFTER if returncode in (1, *map(abs, _CRASHES), *_CRASHES) else 0
     if len(after) > max_lines_after and not _is_of_tensorflow(last):
-        return None
+        return _describe_exit_after(last, lines, returncode) if returncode == 1 and not fatal else None
     if returncode < 0 and any(map(_FAULT.match, after)):
         return None
     earlier = found[: found.index(last)]
     previous = earlier[-1] if earlier and _is_cause(earlier[-1], last) else None
     return _to_failure(last, previous)
+
+
+def _describe_exit_after(last: Traceback, lines: list[str], returncode: int) -> ScriptFailure:
+    """Return the failure of a script that went on after an exception in a thread, and then exited with 1."""
+    cause = _to_failure(last, None)
+    text = shorten_in_the_middle(f"{cause.type.rpartition('.')[2]}: {cause.message}", _MESSAGE_CHARACTERS)
+    return replace(_describe_exit(lines, returncode), file=cause.file, line=cause.line, caused_by=text)
 
 
 def _is_cause(one: Traceback, other: Traceback) -> bool:

@@ -10,12 +10,18 @@ from collections.abc import Sequence
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
 )
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _LATEST_TIME = 1e11  # in seconds since 1970; time.localtime fails for much later ones
 
 
 def make_visible(text: object) -> str:
     """Replace control, invisible and text direction characters by U+FFFD. Tabs and line feeds are kept."""
     return _INVISIBLE.sub("\ufffd", str(text))
+
+
+def without_colors(text: str) -> str:
+    """Return the text without the codes by which programs, such as IPython, color a terminal."""
+    return _COLOR.sub("", text)
 
 
 def as_sentence(text: str) -> str:

@@ -35,6 +35,14 @@ _CANNOT_WRITE = (tf.errors.NotFoundError, tf.errors.PermissionDeniedError, tf.er
 _PS_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
+def _advice(error: tf.errors.OpError) -> str:
+    if isinstance(error, tf.errors.NotFoundError):
+        return "Chief and ps must see the directory at the same path, on a shared file system."
+    if isinstance(error, tf.errors.PermissionDeniedError):
+        return "Give a directory on a shared file system, in which this user may write on the hosts of chief and ps."
+    return "Make room on its file system: it, or this user's quota of it, is full."
+
+
 def _is_no_retracing_of_a_save(record: logging.LogRecord) -> bool:
     """Return whether to log a record. Only TensorFlow's warning that saves on a ps trace a function again is hidden."""
     return "tf_function_save" not in record.getMessage()
@@ -153,11 +161,8 @@ class Checkpoints:
             try:
                 self.latest = str(self._manager.save(checkpoint_number=step))
             except _CANNOT_WRITE as error:
-                raise CheckpointError(
-                    f"The checkpoint of step {step} could not be written to {self._directory}: "
-                    f"{as_sentence(error.message)} Chief and ps must see the directory at the same path, on a shared "
-                    "file system."
-                ) from error
+                what = f"The checkpoint of step {step} could not be written to {self._directory}: {error.message}"
+                raise CheckpointError(f"{as_sentence(what)} {_advice(error)}") from error
             self._saved_step = step
         self._saved_at = time.monotonic()
         return self.latest
