@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import functools
 import json
-import math
 import os
-import select
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tf4slurm import errors
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import cluster_from_entries
-from tf4slurm.errors import InterfaceError, PlacementError, RendezvousError, SlurmEnvironmentError
+from tf4slurm.errors import InterfaceError, PlacementError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import INFINIBAND
 from tf4slurm.placement import PACK, place_tasks
 from tf4slurm.roles import SCRIPT_TASK_TYPES
 from tf4slurm.scripts.channel import find_script_channel
-from tf4slurm.scripts.watch import STOPPED_SECONDS, ignore_termination, watch_sidecar
+from tf4slurm.scripts.sidecar_process import read_answer, send_end, start_sidecar, wait_for_exit
+from tf4slurm.scripts.watch import ignore_termination, watch_sidecar
 from tf4slurm.slurm.environ import SlurmStep
-from tf4slurm.system.proc import is_stopped
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 
 _TERMINATE_SECONDS = 15.0
 _ANSWER_SECONDS = 15.0  # after the timeout for the cluster; the sidecar has timeouts of its own
-_POLL_SECONDS = 1.0
-# Not "-m": a json.py in the user's directory would replace Python's own.
-_MAIN = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from tf4slurm.launch.sidecar_program import main; main()"
-)
-_HOME = str(Path(errors.__file__).parents[1])
 ClusterAndTask = tuple[Mapping[str, Sequence[str]], str, int]
 """(cluster, task_type, task_index): "host:port" of the tasks of each type, and the type and index of this process."""
 
@@ -271,24 +259,10 @@ def form_cluster(
         "timeout_seconds": timeout_seconds,
         "cancels_step": cancel_on_loss,
     }
-    sidecar = subprocess.Popen(
-        [sys.executable, "-c", _MAIN, _HOME],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    sidecar = start_sidecar("launch.sidecar_program", request)
     _sidecars.append(sidecar)
     atexit.register(_end_sidecar, sidecar, os.getpid(), runs_service=step.rank == 0)
-    assert sidecar.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # the sidecar has exited, and its answer is missing
-        print(json.dumps(request), file=sidecar.stdin, flush=True)  # an argument could be too long
-    line = _read_answer(sidecar, timeout_seconds + _ANSWER_SECONDS)
-    missing = ["RendezvousError", "The sidecar exited, or is stopped.", {}]
-    answer: dict[str, Any] = json.loads(line) if line else {"error": missing}
-    if "error" in answer:
-        name, message, facts = answer["error"]
-        kind = getattr(errors, name, None)
-        raise kind(message, **facts) if kind else RendezvousError(f"The sidecar failed: {name}: {message}")
+    answer = read_answer(sidecar, timeout_seconds + _ANSWER_SECONDS)
     os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["channel"]
     cluster = cluster_from_entries(answer["entries"])
     channel = find_script_channel()
@@ -296,15 +270,6 @@ def form_cluster(
         tasks = [member.task for member in cluster.members]
         watch_sidecar(channel, sidecar.pid, cluster.member(step.rank).task, tasks, ps_exit_seconds)
     return cluster
-
-
-def _read_answer(sidecar: subprocess.Popen[str], timeout_seconds: float) -> str:
-    """Return the first line that the sidecar prints, or "" if the sidecar exits, is stopped, or prints none in time."""
-    assert sidecar.stdout is not None
-    poll = select.poll()
-    poll.register(sidecar.stdout)
-    has_answered = _wait_for_sidecar(sidecar, lambda seconds: bool(poll.poll(1000 * seconds)), timeout_seconds)
-    return sidecar.stdout.readline() if has_answered else ""
 
 
 def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
@@ -320,47 +285,11 @@ def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bo
     """
     if os.getpid() != owner:
         return
-    assert sidecar.stdin is not None
-    with contextlib.suppress(OSError):
-        sidecar.stdin.write("1" if hasattr(sys, "last_value") else "0")
-        sidecar.stdin.close()
+    send_end(sidecar, "1" if hasattr(sys, "last_value") else "0")
     if runs_service:
         ignore_termination()  # the sidecar may end the step
     # Rank 0's sidecar runs until all tasks have ended.
-    if not _wait_for_sidecar(
-        sidecar, functools.partial(_has_exited, sidecar), None if runs_service else _TERMINATE_SECONDS
-    ):
-        sidecar.kill()
-        sidecar.wait()
-
-
-def _has_exited(sidecar: subprocess.Popen[str], timeout_seconds: float) -> bool:
-    try:
-        sidecar.wait(timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _wait_for_sidecar(
-    sidecar: subprocess.Popen[str], wait: Callable[[float], bool], timeout_seconds: float | None
-) -> bool:
-    """Wait for the sidecar's answer or exit. Return whether that has happened.
-
-    False is returned at the timeout, or if a signal has stopped the sidecar for 10 s.
-
-    Args:
-        sidecar: The sidecar.
-        wait: Waits for the answer or exit, at most the given time in seconds. Returns whether it has happened.
-        timeout_seconds: Timeout in seconds. None for no limit.
-    """
-    left, stopped_seconds = math.inf if timeout_seconds is None else timeout_seconds, 0.0
-    while left > 0 and stopped_seconds < STOPPED_SECONDS:
-        if wait(_POLL_SECONDS):
-            return True
-        left -= _POLL_SECONDS
-        stopped_seconds = stopped_seconds + _POLL_SECONDS if is_stopped(sidecar.pid) else 0.0
-    return False
+    wait_for_exit(sidecar, None if runs_service else _TERMINATE_SECONDS)
 
 
 # With exchange=False

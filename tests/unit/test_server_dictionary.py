@@ -15,6 +15,7 @@ from tests.processes import wait_until
 from tf4slurm import server_dictionary
 from tf4slurm.cluster import Task
 from tf4slurm.errors import SlurmEnvironmentError
+from tf4slurm.scripts import sidecar_process
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary, set_current_server_dictionary
 from tf4slurm.system.proc import is_stopped
 
@@ -56,8 +57,8 @@ def test_all_tasks_but_the_ps_train_and_the_first_is_chief() -> None:
 
 @pytest.fixture
 def stopped_sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    monkeypatch.setattr(server_dictionary, "STOPPED_SECONDS", 0.2)
-    monkeypatch.setattr(server_dictionary, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(sidecar_process, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(sidecar_process, "_POLL_SECONDS", 0.1)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sidecar:
         os.kill(sidecar.pid, signal.SIGSTOP)
         assert wait_until(functools.partial(is_stopped, sidecar.pid), 60)
@@ -66,7 +67,7 @@ def stopped_sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Pope
 
 
 def test_sidecar_that_is_stopped_before_it_answers_is_not_awaited(stopped_sidecar: subprocess.Popen[str]) -> None:
-    assert server_dictionary._read_answer(stopped_sidecar, 300) == ""
+    assert sidecar_process.read_line(stopped_sidecar, 300) == ""
 
 
 def test_stopped_sidecar_is_killed_at_the_end_of_the_script(stopped_sidecar: subprocess.Popen[str]) -> None:

@@ -57,7 +57,15 @@ class JoiningWorker:
     rank: int = JOINING_RANK
 
 
-TaskIdentity = SlurmStep | LocalTask | JoiningWorker
+@dataclass(frozen=True)
+class ExternalChief:
+    """The chief of a job with --external-chief, which another process than the launcher starts."""
+
+    node_name: str
+    rank: int
+
+
+TaskIdentity = SlurmStep | LocalTask | JoiningWorker | ExternalChief
 
 
 def read_identity(environ: Mapping[str, str]) -> TaskIdentity:
@@ -207,7 +215,9 @@ class Rendezvous:
                 break  # otherwise deadlines may have expired during a pause: check again
         if isinstance(self.identity, SlurmStep):
             try:
-                self.identity.check_own_place([member.node for member in cluster.members])
+                members = cluster.members
+                spawned = members[:-1] if self.spec.external_chief else members  # the chief is not in the step
+                self.identity.check_own_place([member.node for member in spawned])
             except Tf4SlurmError as error:
                 faults.append(str(error).removesuffix("."))
         self.client.update(state="not_ready" if faults else "ready", detail="; ".join(faults) or None)

@@ -9,18 +9,17 @@ from tf4slurm.control.records import Outcome
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import EXIT_NOT_FORMED
 from tf4slurm.network.interfaces import is_loopback
-from tf4slurm.placement import SPREAD, place_tasks
 from tf4slurm.spec.job_spec import JobSpec
 
 
-def spread_tasks(tasks: TaskTable) -> list[Task]:
-    """Return the task of each member, by rank, for placement "spread".
+def spread_tasks(tasks: TaskTable, spec: JobSpec) -> list[Task]:
+    """Return the task of each member, by rank, for a job with placement "spread".
 
     Members that are already lost become spares, with the highest indices.
     """
     present = tasks.present_members
     counts = Counter(record.task.task_type for record in present)
-    placed = iter(place_tasks(counts, SPREAD, [record.node for record in present]))
+    placed = iter(spec.place(counts, [record.node for record in present]))
     numbers = iter(range(counts["spare"], len(tasks.members)))
     return [Task("spare", next(numbers)) if record.is_gone else next(placed) for record in tasks.members]
 

@@ -95,7 +95,7 @@ class JobState:
         if self.phase is not Phase.RENDEZVOUS or self._held_failure is not None or not self.tasks.are_all_registered:
             return
         if not all(record.is_placed for record in self.tasks.members):
-            self.tasks.place(spread_tasks(self.tasks))
+            self.tasks.place(spread_tasks(self.tasks, self.spec))
         outcome = find_local_address(self.tasks)
         if outcome is not None:
             self.decide(outcome)

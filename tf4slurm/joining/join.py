@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tf4slurm import __version__
 from tf4slurm.agent.agent import Agent
@@ -59,13 +59,11 @@ def join_job(job: KnownJob, environ: Mapping[str, str]) -> int:
             f"The directory {place!r} of {job.name} does not exist on {os.uname().nodename}. Share it with this host."
         )
         raise JobStateError(text, job=job.name, state="RUNNING")
-    if _is_in_other_network_namespace(file.process):
-        text = f"{job.name} runs in a network of its own, which no other process reaches: start it without --isolated."
-        raise JobStateError(text, job=job.name, state="RUNNING")
+    check_network(job.name, file.process)
     spec = JobSpec(file.command, **file.options)
     warn_of_wait(job, directory)
     directory.add_worker_arrays()
-    if not _wait_for_control(directory, spec.start_timeout_seconds):
+    if not wait_for_control(directory, spec.start_timeout_seconds):
         check_joinable(job, directory, "join")  # it may have ended in the meantime
         raise JobStateError(
             f"{job.name} did not write {str(directory.control)!r} within {spec.start_timeout_seconds:g} s: its run "
@@ -100,6 +98,17 @@ async def _run(agent: Agent, client: ControlClient) -> int:
     return running.result()
 
 
+def check_network(name: str, launcher: Process | None) -> None:
+    """Check that this process is in the same network namespace as the job `name`, whose launcher is `launcher`.
+
+    Raises:
+        JobStateError: It is not.
+    """
+    if _is_in_other_network_namespace(launcher):
+        text = f"{name} runs in a network of its own, which no other process reaches: start it without --isolated."
+        raise JobStateError(text, job=name, state="RUNNING")
+
+
 def _is_in_other_network_namespace(launcher: Process | None) -> bool:
     """Return whether the launcher runs on this host in a network namespace other than that of this process.
 
@@ -115,13 +124,22 @@ def _is_in_other_network_namespace(launcher: Process | None) -> bool:
         return False
 
 
-def _wait_for_control(directory: RunDirectory, timeout_seconds: float) -> bool:
-    """Wait for the launcher to write control.json. Return False at the timeout, or if the job has ended."""
+def wait_for_control(
+    directory: RunDirectory,
+    timeout_seconds: float,
+    *,
+    poll_seconds: float = _POLL_SECONDS,
+    has_ended: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait for the launcher to write control.json. Return False at the timeout, or if the job has ended.
+
+    `has_ended` returns whether the job has ended without a result, as far as the caller knows.
+    """
     deadline = time.monotonic() + timeout_seconds
     while ControlEndpoint.from_file(directory.control) is None:
-        if time.monotonic() >= deadline or directory.read(ResultFile) is not None:
+        if time.monotonic() >= deadline or directory.read(ResultFile) is not None or has_ended():
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(poll_seconds)
     return True
 
 

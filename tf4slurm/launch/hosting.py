@@ -17,7 +17,6 @@ from tf4slurm.control.state import JobState
 from tf4slurm.errors import InterfaceError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.interfaces import host_addresses, interface_address
-from tf4slurm.placement import place_tasks
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.threads import in_thread
 
@@ -35,7 +34,7 @@ def make_service(
         counts: Number of tasks of each role, by task type.
         on_event: Called with each event of the job (see `JobState`).
     """
-    tasks = place_tasks(counts, spec.placement, [""] * sum(counts.values()))
+    tasks = spec.place(counts, [""] * sum(counts.values()))
     clock = JobClock(max_gap_seconds(spec))
     return ControlService(JobState(tasks, spec, clock.now(), on_event), create_credentials(), clock)
 

@@ -282,7 +282,7 @@ class Launcher:
             logger.info("job.json has no versions: %s", error)
 
     async def _publish_control(self, endpoint: ControlEndpoint) -> None:
-        """Wait until `grow` or `join` is called for this job. Then write control.json, for workers that join.
+        """Write control.json: at once for an external chief, else when `grow` or `join` is called, for joined workers.
 
         Return at once if no worker can join this job, or if the job has control.json already, because srun has started
         its tasks.
@@ -291,12 +291,15 @@ class Launcher:
             return
         has_failed = False
         while True:
-            if await asyncio.wrap_future(self._writer.thread.submit(self._run_directory.has_worker_arrays)):
+            is_wanted = self._spec.external_chief or await asyncio.wrap_future(
+                self._writer.thread.submit(self._run_directory.has_worker_arrays)
+            )
+            if is_wanted:
                 try:
                     return await self._writer.call(write_control, endpoint, self._run_directory)
                 except RunDirectoryError as error:
                     if not has_failed:
-                        logger.warning("no worker can join this job yet: %s", error)
+                        logger.warning("no other process can join this job yet: %s", error)
                     has_failed = True
             await asyncio.sleep(_PUBLISH_POLL_SECONDS)
 

@@ -224,7 +224,7 @@ class SrunSpawner:
             if staged is not None:
                 agent, environ = staged.command(_AGENT, self._spec.command), staged.environ(environ)
         survive = ("--no-kill",) if self._spec.spares else ()  # the step survives the loss of a node
-        command = srun_command(self._allocation, self._spec.num_tasks, agent, (*survive, *self._srun_options))
+        command = srun_command(self._allocation, self._spec.num_spawned, agent, (*survive, *self._srun_options))
 
         def start_srun() -> subprocess.Popen[bytes]:
             return subprocess.Popen(

@@ -89,7 +89,7 @@ def run_job(
     """
     spec = spec.for_tasks(allocation.num_tasks if allocation else None)
     if isolated:
-        _isolate(allocation)  # before the checks, because it changes the network interfaces
+        _isolate(spec, allocation)  # before the checks, because it changes the network interfaces
     check_program_source(spec.command)
     check_command(spec)
     warn_of_resolver(spec.command)
@@ -134,11 +134,16 @@ def _has_terminal() -> bool:
     return True
 
 
-def _isolate(allocation: SlurmAllocation | None) -> None:
+def _isolate(spec: JobSpec, allocation: SlurmAllocation | None) -> None:
     """Move this process into a new network namespace.
 
-    Raise OptionError if there is an allocation, because its hosts must reach each other.
+    Raise OptionError if there is an allocation, because its hosts must reach each other, or for an external chief.
     """
+    if spec.external_chief:
+        raise OptionError(
+            "--isolated starts the tasks in a network of their own, which an external chief cannot reach. Omit one.",
+            option="isolated",
+        )
     if allocation is not None:
         raise OptionError(
             "--isolated is for local processes: the hosts of an allocation must reach each other.", option="isolated"
@@ -158,7 +163,7 @@ def _warn(spec: JobSpec, allocation: SlurmAllocation | None, *, isolated: bool) 
 
 def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None) -> Spawner:
     if allocation is None:
-        return LocalSpawner(spec.num_tasks, spec.command, environ)
+        return LocalSpawner(spec.num_spawned, spec.command, environ)
     pairs = parse_pairs("srun", spec.srun).items()
     options = tuple(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)
     return SrunSpawner(spec, allocation, without_step(environ), options)

@@ -56,6 +56,21 @@ def find_script_channel() -> ScriptChannel | None:
     return _channel
 
 
+def replace_script_channel(name: str | None) -> str | None:
+    """Let `find_script_channel` connect to the agent's socket `name` from now on. Return the name before.
+
+    The previous connection sends the metrics that wait to be sent, and is closed. None stands for no agent.
+    """
+    global _channel
+    before = os.environ.pop(SCRIPT_CHANNEL_VARIABLE, None)
+    if name is not None:
+        os.environ[SCRIPT_CHANNEL_VARIABLE] = name
+    if _channel is not None and _channel_process == os.getpid():
+        _channel.close()
+        _channel = None
+    return before
+
+
 def _is_started_by_multiprocessing() -> bool:
     processes = sys.modules.get("multiprocessing.process")  # not imported here, because most scripts do not need it
     return processes is not None and processes.parent_process() is not None
@@ -208,6 +223,12 @@ class ScriptChannel:
                 # a signal that arrives just before this thread sleeps is handled only when the thread wakes
                 self._changed.wait(min(left, _WAKE_SECONDS))
             return True
+
+    def close(self) -> None:
+        """Send the metrics that wait to be sent, and end the connection."""
+        self.send()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)  # the agent then closes its end, and `_receive` returns
 
     def lose(self, why: str) -> None:
         """Count the agent as lost: `wait_until` raises an error with the sentence `why`, also in other threads."""

@@ -288,9 +288,9 @@ class BatchSpec(JobSpec):
         self._set(workers=self._fill_counts(available)["worker"])
         super()._check()
         nodes = self.sbatch_options.get("nodes", "")
-        if nodes.isdecimal() and int(nodes) > self.num_tasks and not self.het:
-            text = f"--nodes {nodes}: the job has {self.num_tasks} tasks ({sum_text(self.counts)}), one process each."
-            raise OptionError(f"{text} Give --nodes {self.num_tasks} or fewer, or more --workers.", option="nodes")
+        if nodes.isdecimal() and int(nodes) > self.num_spawned and not self.het:
+            text = f"--nodes {nodes}: the job has {self.num_spawned} tasks ({sum_text(self.counts)}), one process each."
+            raise OptionError(f"{text} Give --nodes {self.num_spawned} or fewer, or more --workers.", option="nodes")
 
     def _check_sbatch(self) -> None:
         options, fields = self.sbatch_options, options_by_key(BatchSpec)

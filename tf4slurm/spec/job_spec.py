@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tf4slurm.cluster import placeholders_in, warn_of_misspelled
+from tf4slurm.cluster import Task, placeholders_in, warn_of_misspelled
 from tf4slurm.errors import OptionError
 from tf4slurm.network.ports import format_ranges, parse_ports
 from tf4slurm.placement import PACK, fill_counts, place_tasks
@@ -83,6 +83,13 @@ class JobSpec:
         group="Environment",
     )
     chief: bool = option(True, "Start a chief. With --no-chief, worker 0 leads. [default: chief]", group="Roles")
+    external_chief: bool = option(
+        False,
+        "The chief is another process, such as a notebook, that joins the job.",
+        excludes=("chief", "max_attempts", "requeue"),
+        verbs=_NOT_TASK,
+        group="Roles",
+    )
     placement: str = option(
         PACK,
         '"pack" by rank, "spread" the ps over the nodes, or a role for each rank, such as "ps,worker,worker".',
@@ -258,6 +265,11 @@ class JobSpec:
         if not self.chief and self.workers == 0:
             text = "--no-chief needs at least one worker, because worker 0 leads. Give --workers N."
             raise OptionError(text, option="workers")
+        if self.external_chief and (self.ps == 0 or self.workers == 0):
+            raise OptionError(
+                "--external-chief needs ps and workers, which serve the chief. Give --ps 1 --workers 2, for example.",
+                option="external-chief",
+            )
         if self.spares and self.max_attempts == 1:
             raise OptionError(
                 f"--spares {self.spares} needs further attempts, for lost tasks other than workers. Give "
@@ -278,7 +290,7 @@ class JobSpec:
                 option="data-python",
             )
         if self.workers is not None:
-            place_tasks(self.counts, self.placement, [""] * self.num_tasks)
+            self.place(self.counts, [""] * self.num_tasks)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -306,7 +318,23 @@ class JobSpec:
 
     @property
     def num_tasks(self) -> int:
+        """The number of tasks of the job, with an external chief."""
         return sum(self.counts.values())
+
+    @property
+    def num_spawned(self) -> int:
+        """The number of tasks that the launcher starts: all but an external chief, which has the last rank."""
+        return self.num_tasks - self.external_chief
+
+    def place(self, counts: Mapping[str, int], nodes_by_rank: Sequence[str]) -> tuple[Task, ...]:
+        """Return the task of each rank, as `place_tasks` does. An external chief has the last rank.
+
+        The launcher starts the other tasks, so that their ranks are those of srun. A list in `placement` has only them.
+        """
+        if not self.external_chief:
+            return place_tasks(counts, self.placement, nodes_by_rank)
+        others = {role: count for role, count in counts.items() if role != "chief"}
+        return (*place_tasks(others, self.placement, nodes_by_rank[:-1]), Task("chief", 0))
 
     @property
     def service_ports(self) -> tuple[int, ...]:
@@ -411,12 +439,14 @@ class JobSpec:
             raise OptionError('There is no command. Give it after "--", such as: -- python train.py', option="command")
 
     def _fill_counts(self, available: int | None) -> dict[str, int]:
-        counts = {"chief": int(self.chief), "ps": self.ps, "worker": self.workers, "evaluator": self.evaluators}
+        """Return the number of tasks of each type. `available` counts only the tasks that the launcher starts."""
+        is_spawned = self.chief and not self.external_chief
+        counts = {"chief": int(is_spawned), "ps": self.ps, "worker": self.workers, "evaluator": self.evaluators}
         if self.data_workers:
             counts |= {"data-dispatcher": 1, "data-worker": self.data_workers}
         if self.spares:
             counts["spare"] = self.spares
-        return fill_counts(counts, available)
+        return {**fill_counts(counts, available), "chief": int(self.chief)}
 
 
 def _name_of(command: Sequence[str]) -> str:

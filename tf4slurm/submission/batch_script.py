@@ -195,7 +195,7 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
         options["dependency"] = ",".join([f"afterok:{':'.join(spec.after)}", *others])
     if spec.het:
         return _split(options, spec)
-    return (_add_gpus(_add_tasks(options, spec.num_tasks), spec),)
+    return (_add_gpus(_add_tasks(options, spec.num_spawned), spec),)
 
 
 def place_by_component(spec: BatchSpec) -> str:
@@ -205,7 +205,8 @@ def place_by_component(spec: BatchSpec) -> str:
         OptionError: The job's placement does not put the ps first, or a component has no tasks.
     """
     ps = spec.counts.get("ps", 0)
-    others = [role for role, count in spec.counts.items() if role != "ps" for _ in range(count)]
+    counts = {**spec.counts, "chief": int(spec.chief and not spec.external_chief)}
+    others = [role for role, count in counts.items() if role != "ps" for _ in range(count)]
     if not ps or not others:
         raise OptionError("--het needs at least one ps and one other task.", option="het")
     if spec.placement == PACK:
@@ -224,14 +225,14 @@ def _split(options: dict[str, str], spec: BatchSpec) -> tuple[dict[str, str], ..
     place_by_component(spec)
     if "array" in options:
         raise OptionError("Slurm has no arrays of heterogeneous jobs: omit --array or --het.", option="array")
-    if "ntasks" in options and options.pop("ntasks") != str(spec.num_tasks):
+    if "ntasks" in options and options.pop("ntasks") != str(spec.num_spawned):
         raise OptionError("With --het the number of tasks follows from the roles. Omit -n.", option="ntasks")
     ps_options = spec.ps_options
     replaced = MEMORY_OPTIONS if set(MEMORY_OPTIONS) & set(ps_options) else ()
     ps = {name: value for name, value in options.items() if name not in (*_NOT_FOR_PS, *replaced)} | ps_options
     for component in (ps, options):  # else Slurm uses the first component's value for both
         component.setdefault("cpus-per-task", "1")
-    return _add_tasks(ps, spec.ps), _add_gpus(_add_tasks(options, spec.num_tasks - spec.ps), spec)
+    return _add_tasks(ps, spec.ps), _add_gpus(_add_tasks(options, spec.num_spawned - spec.ps), spec)
 
 
 def _add_tasks(options: dict[str, str], num_tasks: int) -> dict[str, str]:
