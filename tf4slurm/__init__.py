@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tf4slurm.api import status as status
     from tf4slurm.api import submit as submit
     from tf4slurm.api import wait as wait
+    from tf4slurm.clusters.local import LocalCluster as LocalCluster
     from tf4slurm.control.script_failure import ScriptFailure as ScriptFailure
     from tf4slurm.job import Job as Job
     from tf4slurm.jobs.logs import LogLine as LogLine
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from tf4slurm.spec.points import Uniform as Uniform
     from tf4slurm.spec.points import random_points as random_points
     from tf4slurm.sweep import Sweep as Sweep
-    from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
 
 __version__ = "0.1.0"
@@ -88,7 +88,7 @@ _NAMES = {
     "tf4slurm.spec.job_spec": "JobSpec",
     "tf4slurm.spec.points": "LogUniform Uniform random_points",
     "tf4slurm.sweep": "Sweep",
-    "tf4slurm.tensorflow.local_cluster": "LocalCluster",
+    "tf4slurm.clusters.local": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
 }
 """The public names of each module.

@@ -32,7 +32,9 @@ def main() -> NoReturn:
     The process writes one line of JSON to standard input, with the path of the run directory.
     """
     for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
-        signal.signal(number, signal.SIG_IGN)  # Jupyter sends SIGINT to interrupt a cell; the sidecar ends with the process
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # Jupyter sends SIGINT to interrupt a cell; the sidecar ends with the process
 
     def run(environ: Mapping[str, str]) -> None:
         request = json.loads(sys.stdin.readline())

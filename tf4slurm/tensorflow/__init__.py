@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tf4slurm.clusters.local import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.checkpoints import Checkpoints as Checkpoints
     from tf4slurm.tensorflow.checkpoints import evaluate_checkpoints as evaluate_checkpoints
     from tf4slurm.tensorflow.keras.evaluation import evaluate as evaluate
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from tf4slurm.tensorflow.keras.sharded_embedding import ShardedEmbedding as ShardedEmbedding
     from tf4slurm.tensorflow.legacy.hooks import DoneHook as DoneHook
     from tf4slurm.tensorflow.legacy.hooks import StartBarrierHook as StartBarrierHook
-    from tf4slurm.tensorflow.local_cluster import LocalCluster as LocalCluster
     from tf4slurm.tensorflow.resolver import SlurmClusterResolver as SlurmClusterResolver
     from tf4slurm.tensorflow.shard_training import run_shards as run_shards
     from tf4slurm.tensorflow.shard_training import shard_batches as shard_batches
@@ -31,7 +31,7 @@ _NAMES = {
     "tf4slurm.tensorflow.legacy.hooks": "DoneHook StartBarrierHook",
     "tf4slurm.tensorflow.keras.evaluation": "evaluate predict",
     "tf4slurm.tensorflow.keras.fit": "fit",
-    "tf4slurm.tensorflow.local_cluster": "LocalCluster",
+    "tf4slurm.clusters.local": "LocalCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
     "tf4slurm.tensorflow.keras.sharded_embedding": "ShardedEmbedding",
     "tf4slurm.tensorflow.shard_training": "run_shards shard_batches",

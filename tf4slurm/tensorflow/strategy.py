@@ -24,7 +24,7 @@ from tf4slurm.slurm.environ import SlurmStep, is_in_step
 from tf4slurm.tensorflow.constants import check_datasets_of
 from tf4slurm.tensorflow.elastic import let_workers_change
 from tf4slurm.tensorflow.keras.limits import install_keras_limits
-from tf4slurm.tensorflow.local_cluster import running_cluster
+from tf4slurm.tensorflow.running_cluster import running_cluster
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy, current_run_directory, run_server
 from tf4slurm.tensorflow.variable_placement import check_placement, place_variables
 
@@ -45,7 +45,7 @@ def parameter_server_strategy(
     """Return a ParameterServerStrategy and its ClusterCoordinator in the chief. In ps and workers, run the server.
 
     In a ps or worker this function never returns: the process exits when training is over. Call it before work that
-    only the chief should do, such as loading data. In the `with` block of a `LocalCluster`, this process is its chief.
+    only the chief should do, such as loading data. After the `start()` of a `LocalCluster`, this process is its chief.
 
     Under "tf4slurm run", and after get_server_dictionary(exchange=True), each server belongs to this job: another host
     has checked the address, and the agent holds the port. With any other TF_CONFIG, or exchange=False, TensorFlow
@@ -110,14 +110,14 @@ def parameter_server_strategy(
     allow_exit_without_workers(coordinator)
     _capture_tables_in_loops()
     check_datasets_of(coordinator)
-    let_workers_change(coordinator, cluster, find_script_channel() if local is None else None)
+    let_workers_change(coordinator, cluster, find_script_channel())
     return strategy, coordinator
 
 
 def job_strategy(*, timeout_seconds: float = 300.0) -> tuple[Any, Any]:
     """Return the strategy that fits this job, and its coordinator or None. So one script trains with and without ps.
 
-    * In a job with ps, and in the `with` block of a LocalCluster: the results of `parameter_server_strategy`.
+    * In a job with ps, and after the `start()` of a LocalCluster: the results of `parameter_server_strategy`.
     * In a job of several workers and no other role: the result of `multi_worker_mirrored_strategy`, and None.
     * In a job of one task, and outside of a job: TensorFlow's default strategy, and None.
 

@@ -19,6 +19,7 @@ from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
 from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import explain_large_array
 from tf4slurm.tensorflow.keras.limits import install_keras_limits
+from tf4slurm.tensorflow.running_cluster import running_cluster
 from tf4slurm.tensorflow.step_closure import StepClosure, make_closure
 from tf4slurm.tensorflow.step_scheduler import StepScheduler
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
@@ -26,6 +27,7 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 logger = logging.getLogger(__name__)
 
 _OBSERVE_SECONDS = 0.1
+_END_SECONDS = 3.0  # from the loss of a ps until the launcher has ended the job
 
 
 class StepsDone(NamedTuple):
@@ -181,6 +183,12 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        notebook = running_cluster()
+        if notebook is not None and (end := notebook.find_end(_END_SECONDS)):
+            raise ParameterServerLostError(
+                f"The cluster has ended, and its variables are lost. {end} Close it, restart the kernel, and start a "
+                "new cluster: training resumes from its checkpoint."
+            ) from error
         raise ParameterServerLostError(
             "A ps is lost, and its variables with it. Start the job again, or give it --max-attempts: it resumes from "
             f"its checkpoint. TensorFlow's error: {' '.join(str(error.message).split())[:200]}"

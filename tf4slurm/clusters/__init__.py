@@ -1,0 +1,1 @@
+"""Clusters for notebooks: ps and workers whose chief is the process that starts them."""

@@ -1,0 +1,276 @@
+"""The interface of all clusters whose chief is this process, such as a notebook, and the chief's part in the job.
+
+A cluster is a job with --external-chief: its launcher starts ps and workers, and this process joins it as the chief.
+The chief's agent is a sidecar of this process (`joining/chief_program.py`), which reports the end of this process.
+"""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import json
+import os
+import subprocess
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from markupsafe import escape
+
+from tf4slurm.control.messages import cluster_from_entries
+from tf4slurm.errors import RendezvousError, RendezvousTimeoutError, UnknownJobError
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.scripts.channel import find_script_channel, replace_script_channel
+from tf4slurm.scripts.sidecar_process import read_answer, send_end, start_sidecar, wait_for_exit
+from tf4slurm.tensorflow.running_cluster import running_cluster, set_running_cluster
+
+if TYPE_CHECKING:
+    from tf4slurm.job import Job
+    from tf4slurm.jobs.status import JobStatus
+
+_CONTROL_POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 15.0  # after the timeout for the cluster, which the launcher reports
+_END_SECONDS = 15.0
+_Cluster = TypeVar("_Cluster", bound="NotebookCluster")
+
+_connected: list[NotebookCluster] = []
+"""The cluster to which TensorFlow has connected this process."""
+
+
+class NotebookCluster(abc.ABC):
+    """ps and workers whose chief is this process, from `start` to `close`, or during a `with` block.
+
+    The tasks belong to an ordinary job, with logs and a report in its `run_directory`. They end with this process, also
+    if it is killed. Variables and models can be used in all cells until `close`. TensorFlow can connect a process to
+    one cluster only: for another one, restart the notebook's kernel.
+
+    Attributes:
+        cluster: The cluster spec, such as {"chief": ["127.0.0.1:40123"], "ps": […], "worker": […]}. Empty before
+            `start`.
+        run_directory: The run directory of the job, or None before `start`.
+    """
+
+    def __init__(self, start_timeout_seconds: float) -> None:
+        self.cluster: dict[str, list[str]] = {}
+        self.run_directory: RunDirectory | None = None
+        self._timeout_seconds = start_timeout_seconds
+        self._sidecar: subprocess.Popen[str] | None = None
+        self._process = os.getpid()
+        self._outer_channel: str | None = None  # of the job in whose script this process runs
+        self._is_closed = False
+
+    # The job of the cluster
+
+    @abc.abstractmethod
+    def _launch(self) -> RunDirectory:
+        """Start the job. Return its run directory, as soon as it exists."""
+
+    @abc.abstractmethod
+    def _has_launcher_ended(self) -> bool:
+        """Return whether the launcher has exited or is lost, as far as this is known."""
+
+    @abc.abstractmethod
+    def _end_launcher(self, *, is_started: bool) -> None:
+        """Wait for the end of the job. End it, if it does not end by itself or the cluster has not started."""
+
+    @abc.abstractmethod
+    def _describe_launch(self) -> str:
+        """Return the launcher's last output, for the error message of a failed start."""
+
+    # The public interface
+
+    def start(self: _Cluster) -> _Cluster:
+        """Start the tasks, and join them as their chief. Return this object. Idempotent until `close`.
+
+        The servers of the tasks may still import TensorFlow: `strategy` and `wait_until_ready` wait for them.
+
+        Raises:
+            RendezvousError: The job could not be started, or ended at once. The message has the reason. Or the cluster
+                is closed, or this process is the chief of another cluster.
+            RendezvousTimeoutError: The job did not start in time.
+        """
+        if self._is_closed:
+            raise RendezvousError(f"The cluster is closed: make a new {type(self).__name__}.")
+        if self.cluster:
+            return self
+        other = running_cluster() or next(iter(_connected), None)
+        if isinstance(other, NotebookCluster) and running_cluster() is not None:
+            raise RendezvousError(f"This process is the chief of {other._name} already. Close that cluster first.")
+        if isinstance(other, NotebookCluster):
+            raise RendezvousError(
+                f"TensorFlow has connected this process to {other._name}, and can connect to one cluster only. Restart "
+                "the kernel, or the process, for another cluster."
+            )
+        try:
+            self.run_directory = self._launch()
+            self._join(self.run_directory)
+        except BaseException as error:
+            self._is_closed = True
+            if self._sidecar is not None:
+                send_end(self._sidecar, "")
+            self._end_launcher(is_started=False)
+            if isinstance(error, RendezvousError) and self._describe_launch() not in str(error):
+                raise type(error)(f"{error}\n{self._describe_launch()}") from error
+            raise
+        set_running_cluster(self)
+        atexit.register(self._close_at_exit)
+        return self
+
+    def close(self) -> None:
+        """End all tasks: the job is COMPLETED. Idempotent.
+
+        Its variables and models cannot be used any more. This method is also called when the process or the notebook's
+        kernel exits.
+        """
+        self._close(0)
+
+    def __enter__(self: _Cluster) -> _Cluster:
+        """Start the tasks. The errors are those of `start`."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End all tasks. After an exception the job is FAILED, with the exception as its cause."""
+        self._close(0 if error is None else 1, error)
+
+    def strategy(self, *, placement: str = "bytes", **options: Any) -> Any:
+        """Return a tf.distribute.ParameterServerStrategy for this cluster. `options` are its further arguments.
+
+        Args:
+            placement: As for `parameter_server_strategy`.
+
+        Raises:
+            ValueError: `placement` is unknown.
+            RendezvousError: The cluster was not started, is closed or has ended. The message has the reason.
+            RendezvousTimeoutError: Servers did not start in time. The message names them and a log file.
+        """
+        directory = self._check_running()
+        from tf4slurm.tensorflow.running_cluster import make_strategy
+
+        _connected[:] = [self]
+        return make_strategy(self.cluster, directory, self._timeout_seconds, placement, options)
+
+    def wait_until_ready(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the servers of all ps and workers answer, at most `timeout_seconds` (default: the start timeout).
+
+        Raises:
+            RendezvousError: The cluster was not started, is closed or has ended. The message has the reason.
+            RendezvousTimeoutError: Servers, which the message names, did not answer in time.
+        """
+        directory = self._check_running()
+        from tf4slurm.tensorflow.servers import describe_missing, wait_for_servers
+
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        if missing := wait_for_servers(self.cluster, seconds):
+            self._check_running()
+            raise RendezvousTimeoutError(describe_missing(missing, directory, seconds))
+
+    @property
+    def job(self) -> Job:
+        """The job of this cluster: its report, its plot, and more. It can be read after `close`, too.
+
+        Raises:
+            UnknownJobError: The cluster was not started.
+        """
+        if self.run_directory is None:
+            raise UnknownJobError("This cluster was not started yet: call start(), or use it in a with block.")
+        from tf4slurm.job import Job
+
+        return Job.find(str(self.run_directory.path))
+
+    def status(self) -> JobStatus:
+        """Return the state of the job and its tasks. The errors are those of `job`."""
+        return self.job.status()
+
+    def logs(self, *tasks: str) -> str:
+        """Return the output of tasks such as "ps/0" or "worker/*", by default of all tasks, sorted by time.
+
+        Raises:
+            UnknownTaskError: No task matches.
+            UnknownJobError: The cluster was not started.
+        """
+        return self.job.logs(*tasks)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name}: {self._state})"
+
+    def _repr_html_(self) -> str:
+        if self.run_directory is None:
+            return f"<pre>{escape(repr(self))}</pre>"
+        return self.job._repr_html_()
+
+    def find_end(self, timeout_seconds: float) -> str:
+        """Return why the cluster has ended, as a sentence. Return "" if it has not ended within the timeout."""
+        channel = find_script_channel() if self._sidecar is not None else None
+        if channel is not None and channel.is_open:
+            with_reason = lambda: bool(channel.desired.terminate_reason) or not channel.is_open
+            channel.wait_until(with_reason, timeout_seconds)
+        result = None if self.run_directory is None else self.run_directory.read(ResultFile)
+        if result is not None:
+            return result.reason
+        if channel is not None and channel.desired.terminate_reason:
+            return channel.desired.terminate_reason
+        if self._sidecar is not None and self._sidecar.poll() is not None:
+            return "The launcher of its job is lost."
+        return ""
+
+    # The chief
+
+    @property
+    def _name(self) -> str:
+        return "a new cluster" if self.run_directory is None else self.run_directory.path.name
+
+    @property
+    def _state(self) -> str:
+        if self._is_closed:
+            return "closed"
+        return "running" if self.cluster else "not started"
+
+    def _join(self, directory: RunDirectory) -> None:
+        """Join the job as its chief. Return when the cluster has formed."""
+        from tf4slurm.joining.join import check_network, wait_for_control  # imported here: it imports asyncio
+
+        seconds = self._timeout_seconds
+        if not wait_for_control(
+            directory, seconds, poll_seconds=_CONTROL_POLL_SECONDS, has_ended=self._has_launcher_ended
+        ):
+            if self._has_launcher_ended():
+                raise RendezvousError("The cluster could not be started:")
+            raise RendezvousTimeoutError(f"{str(directory.control)!r} was not written within {seconds:g} s.")
+        check_network(directory.path.name, directory.read_trusted_job().process)
+        request = {"run_directory": str(directory.path)}
+        self._sidecar = start_sidecar("joining.chief_program", request, in_own_session=True)
+        answer = read_answer(self._sidecar, seconds + _ANSWER_SECONDS)
+        self.cluster = cluster_from_entries(answer["entries"]).to_dictionary()
+        self._outer_channel = replace_script_channel(answer["channel"])
+
+    def _check_running(self) -> RunDirectory:
+        """Return the run directory. Raise RendezvousError if the cluster does not run."""
+        if self._is_closed:
+            raise RendezvousError("The cluster is closed, and its variables are lost. Restart the kernel for another.")
+        if self.run_directory is None or not self.cluster:
+            raise RendezvousError("The cluster is not running. Call start(), or use it in a with block.")
+        if end := self.find_end(0):
+            raise RendezvousError(f"The cluster has ended. {end} Close it, and restart the kernel for another.")
+        return self.run_directory
+
+    def _close_at_exit(self) -> None:
+        # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
+        error = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
+        self._close(0 if error is None else 1, error)
+
+    def _close(self, returncode: int, error: BaseException | None = None) -> None:
+        if self._is_closed or os.getpid() != self._process:
+            return
+        self._is_closed = True
+        atexit.unregister(self._close_at_exit)
+        if self._sidecar is None:
+            return
+        set_running_cluster(None)
+        replace_script_channel(self._outer_channel)
+        end = [returncode, *(("", "") if error is None else (type(error).__name__, " ".join(str(error).split())))]
+        send_end(self._sidecar, json.dumps(end))
+        self._end_launcher(is_started=True)
+        wait_for_exit(self._sidecar, _END_SECONDS)
