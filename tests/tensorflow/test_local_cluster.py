@@ -6,11 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
 
 from tests.processes import wait_until, wait_until_gone
+from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.spec.job_spec import JobSpec
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -36,7 +45,13 @@ async def notebook():  # a cell runs in an event loop
         coordinator.join()
         print("total", total.numpy(), "on", total.device)
         print("result", cluster.run_directory.read(ResultFile))
+    cluster.close()  # again
     print("result", cluster.run_directory.read(ResultFile))
+    for start in (cluster.strategy, tf4slurm.LocalCluster().start):
+        try:
+            start()
+        except tf4slurm.errors.RendezvousError as error:
+            print("refused", error)
 
 asyncio.run(notebook())
 """
@@ -70,13 +85,102 @@ try:
 except Exception as error:
     print(type(error).__name__)
 """
-WAIT = """
-import pathlib, time
-import tf4slurm
-with tf4slurm.LocalCluster(ps=1, workers=1):
-    pathlib.Path("up").touch()
-    time.sleep(600)
+CELL = """
+import tensorflow as tf
+from tf4slurm.tensorflow import parameter_server_strategy, run_steps
+strategy, coordinator = parameter_server_strategy()
+with strategy.scope():
+    total = tf.Variable(0.0)
+
+def step_fn():
+    return total.assign_add(1.0)
+
+def train(steps):
+    return run_steps(coordinator, step_fn, steps)
 """
+KILL_PS = """
+import psutil
+for process in psutil.process_iter(["environ"]):
+    if (process.info["environ"] or {}).get("TF4SLURM_TASK") == "ps/0" and (
+        process.info["environ"]["TF4SLURM_RUN_DIRECTORY"] == str(cluster.run_directory.path)
+    ):
+        process.kill()
+"""
+RAISE = """
+import tf4slurm
+cluster = tf4slurm.LocalCluster(ps=1, workers=1)
+try:
+    with cluster:
+        try:
+            tf4slurm.LocalCluster().start()
+        except tf4slurm.errors.RendezvousError as error:
+            print(error)
+        tf4slurm.report(step=7, loss=0.5)
+        raise ValueError("bad rate")
+except ValueError:
+    pass
+status = cluster.status()
+print(status.state, status.exit_code, status.headline, status.furthest_step)
+try:
+    cluster.start()
+except tf4slurm.errors.RendezvousError as error:
+    print(error)
+"""
+
+
+class Notebook:
+    """A real Jupyter kernel, whose cells a test runs."""
+
+    def __init__(self, client: BlockingKernelClient, manager: KernelManager) -> None:
+        self._client = client
+        self._manager = manager
+
+    def run(self, code: str) -> str:
+        """Run a cell. Return what it printed."""
+        printed, error = self._execute(code)
+        assert not error, error
+        return printed
+
+    def fail(self, code: str) -> str:
+        """Run a cell that raises an exception. Return the type and the message of the exception."""
+        printed, error = self._execute(code)
+        assert error, printed
+        return error
+
+    def interrupt(self, code: str, begun: Path) -> str:
+        """Interrupt a cell when it has created the file `begun`. Return the type of its exception."""
+
+        def interrupt() -> None:
+            assert wait_until(begun.exists, 60)
+            self._manager.interrupt_kernel()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        error = self.fail(code)
+        thread.join()
+        return error.partition(":")[0]
+
+    def _execute(self, code: str) -> tuple[str, str]:
+        lines: list[str] = []
+
+        def note(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                lines.append(message["content"]["text"])
+
+        content = self._client.execute_interactive(code, timeout=120, output_hook=note)["content"]
+        error = f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""
+        return "".join(lines), error
+
+
+@contextmanager
+def kernel(directory: Path) -> Iterator[Notebook]:
+    """Start a Jupyter kernel in a directory. At the end, shut it down if it still runs."""
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(directory), env={**os.environ})
+    try:
+        yield Notebook(client, manager)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
 
 
 def test_local_cluster_trains_and_ends_with_its_block(tmp_path: Path) -> None:
@@ -87,7 +191,10 @@ def test_local_cluster_trains_and_ends_with_its_block(tmp_path: Path) -> None:
     assert "total 20.0 on /job:ps/replica:0/task:0" in done.stdout
     before, after = (line for line in done.stdout.splitlines() if line.startswith("result"))
     assert before == "result None"
-    assert "exit_code=0" in after
+    assert "state='COMPLETED', exit_code=0" in after
+    closed, other = (line for line in done.stdout.splitlines() if line.startswith("refused"))
+    assert "The cluster is closed" in closed
+    assert "TensorFlow has connected this process to notebook-" in other
 
 
 def test_run_steps_on_a_local_cluster_warns_of_outside_variables_and_nan(tmp_path: Path) -> None:
@@ -106,20 +213,77 @@ def test_run_steps_on_a_local_cluster_warns_of_outside_variables_and_nan(tmp_pat
 
 
 @pytest.mark.long
-def test_local_cluster_ends_with_its_process(tmp_path: Path, process_mark: str) -> None:
-    notebook = subprocess.Popen([sys.executable, "-c", WAIT], cwd=tmp_path)
-    try:
-        assert wait_until((tmp_path / "up").exists, 60)
-    finally:
-        os.kill(notebook.pid, signal.SIGKILL)
-        notebook.wait()
+@pytest.mark.parametrize("kills_group", [False, True], ids=["process", "process-group"])
+def test_killed_kernel_ends_the_cluster(tmp_path: Path, process_mark: str, *, kills_group: bool) -> None:
+    with kernel(tmp_path) as notebook:
+        notebook.run("import os, tf4slurm; cluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+        directory = RunDirectory(Path(notebook.run("print(cluster.run_directory.path)").strip()))
+        process_id = int(notebook.run("print(os.getpid())"))
+        if kills_group:  # as Jupyter does
+            os.killpg(process_id, signal.SIGKILL)
+        else:
+            os.kill(process_id, signal.SIGKILL)
+        assert not wait_until_gone(process_mark, JobSpec.heartbeat_timeout_seconds)
+    result = directory.read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code, result.cause) == ("FAILED", 7, "chief/0")
+    assert "ended without closing the cluster" in result.reason
+
+
+@pytest.mark.long
+def test_cells_share_a_cluster_until_a_ps_is_lost(tmp_path: Path, process_mark: str) -> None:
+    with kernel(tmp_path) as notebook:
+        notebook.run("import tf4slurm\ncluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+        notebook.run(CELL)
+        assert notebook.run("print(train(10).step, float(total))") == "10 10.0\n"
+        assert (
+            notebook.interrupt("open('trains', 'w').close(); train(10**9)", tmp_path / "trains") == "KeyboardInterrupt"
+        )
+        notebook.run("before = float(total)")
+        assert notebook.run("print(train(10).step >= 20, float(total) >= before + 10)") == "True True\n"
+        assert notebook.run("print(cluster.start() is cluster, cluster.status().state)") == "True RUNNING\n"
+        notebook.run("import os, signal\nps = cluster.status().tasks[0]\n" + KILL_PS)
+        error = notebook.fail("train(10)")
+        assert error.startswith("ParameterServerLostError")
+        assert "ps/0 was killed by signal 9" in error
+        assert "restart the kernel" in error
+        assert "The cluster has ended. ps/0" in notebook.fail("cluster.strategy()")
+        notebook.run("cluster.close()")
+        assert notebook.run("print(cluster.status().state)") == "FAILED\n"
     assert not wait_until_gone(process_mark, 30)
 
 
-def test_failed_start_shows_the_launchers_output(tmp_path: Path) -> None:
-    code = "import tf4slurm\nwith tf4slurm.LocalCluster(ps=-1): pass"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+@pytest.mark.long
+def test_exit_of_the_kernel_closes_the_cluster(tmp_path: Path, process_mark: str) -> None:
+    with kernel(tmp_path) as notebook:
+        notebook.run("import tf4slurm; cluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+        directory = RunDirectory(Path(notebook.run("print(cluster.run_directory.path)").strip()))
+        assert "ZeroDivisionError" in notebook.fail("1 / 0")  # this does not make the job fail
+    assert not wait_until_gone(process_mark, 30)
+    result = directory.read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code) == ("COMPLETED", 0)
+
+
+def run_script(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True, timeout=100, check=False
     )
-    assert "RendezvousError: The cluster could not be started (exit 2)" in done.stderr
+
+
+def test_exception_in_the_block_is_the_cause_of_the_failed_job(tmp_path: Path, process_mark: str) -> None:
+    done = run_script(RAISE, tmp_path)
+    name = next((tmp_path / "runs").glob("notebook-*")).name
+    assert done.stdout.splitlines() == [
+        f"This process is the chief of {name} already. Close that cluster first.",
+        "FAILED 1 ValueError: bad rate (chief/0) 7",
+        "The cluster is closed: make a new LocalCluster.",
+    ], done.stdout + done.stderr
+    assert not wait_until_gone(process_mark, 10)
+
+
+def test_failed_start_shows_the_launchers_output(tmp_path: Path, process_mark: str) -> None:
+    done = run_script("import tf4slurm\nwith tf4slurm.LocalCluster(ps=-1): pass", tmp_path)
+    assert "RendezvousError: The cluster could not be started" in done.stderr
     assert "-1 is less than 0" in done.stderr
+    assert not wait_until_gone(process_mark, 10)

@@ -205,8 +205,7 @@ class NotebookCluster(abc.ABC):
         """Return why the cluster has ended, as a sentence. Return "" if it has not ended within the timeout."""
         channel = find_script_channel() if self._sidecar is not None else None
         if channel is not None and channel.is_open:
-            with_reason = lambda: bool(channel.desired.terminate_reason) or not channel.is_open
-            channel.wait_until(with_reason, timeout_seconds)
+            channel.wait_until(lambda: bool(channel.desired.terminate_reason) or not channel.is_open, timeout_seconds)
         result = None if self.run_directory is None else self.run_directory.read(ResultFile)
         if result is not None:
             return result.reason

@@ -47,8 +47,9 @@ def find_script_channel() -> ScriptChannel | None:
     name = os.environ.get(SCRIPT_CHANNEL_VARIABLE)
     if name is None:
         return None
-    if _channel is None or _channel_process != os.getpid():
-        is_helper = _channel is not None or _is_started_by_multiprocessing()
+    if _channel is None or _channel_process != os.getpid() or _channel.name != name:
+        is_fork = _channel is not None and _channel_process != os.getpid()
+        is_helper = is_fork or _is_started_by_multiprocessing()
         try:
             _channel, _channel_process = ScriptChannel(name, is_helper=is_helper), os.getpid()
         except OSError:
@@ -61,13 +62,11 @@ def replace_script_channel(name: str | None) -> str | None:
 
     The previous connection sends the metrics that wait to be sent, and is closed. None stands for no agent.
     """
-    global _channel
     before = os.environ.pop(SCRIPT_CHANNEL_VARIABLE, None)
     if name is not None:
         os.environ[SCRIPT_CHANNEL_VARIABLE] = name
     if _channel is not None and _channel_process == os.getpid():
         _channel.close()
-        _channel = None
     return before
 
 
@@ -120,6 +119,7 @@ class ScriptChannel:
 
         `is_helper` is true in a process that is a fork of another one with a channel, or that multiprocessing started.
         """
+        self.name = name
         self.desired = DesiredState()
         self.state = ScriptState(is_helper=is_helper)
         self.completion_signal = CompletionSignal(lambda failed: self.send(completion="failed" if failed else "done"))
