@@ -112,7 +112,7 @@ def run_shards(
     if step is None and checkpoints is not None:
         step = checkpoints.step
     if step is None:
-        with coordinator.strategy.scope():
+        with translate_errors(), coordinator.strategy.scope():
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     allow_exit_without_workers(coordinator)
     install_keras_limits()

@@ -113,7 +113,7 @@ def run_steps(
     if step is None and checkpoints is not None:
         step = checkpoints.step
     if step is None:
-        with coordinator.strategy.scope():
+        with translate_errors(), coordinator.strategy.scope():
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     closure = make_closure(coordinator.strategy, step_fn, step.ref())
     return run_closures(
