@@ -49,7 +49,10 @@ autodoc_member_order = "bysource"
 maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 napoleon_use_ivar = True
-nitpick_ignore_regex = [("py:.*", r"(collections|keras|os|pathlib|tensorflow|tf|typing)\..*")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(collections|keras|os|pathlib|tensorflow|tf|typing)\..*"),
+    ("py:class", r"tf4slurm\.clusters\.base\._Cluster"),  # a type variable
+]
 smartquotes = False  # "--ps" has two dashes
 
 nb_execution_mode = "off"  # the stored output of the notebooks is shown; `make notebooks` executes them

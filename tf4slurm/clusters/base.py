@@ -169,7 +169,7 @@ class NotebookCluster(abc.ABC):
 
     @property
     def job(self) -> Job:
-        """The job of this cluster: its report, its plot, and more. It can be read after `close`, too.
+        """The job of this cluster, with its report and its plot. It can be read after `close`, too.
 
         Raises:
             UnknownJobError: The cluster was not started.
