@@ -51,6 +51,7 @@ MODES = {
     r"home(/\.local(/state(/tf4slurm)?)?|/\.config(/tf4slurm)?)?": 0o755,
     r"home/\.local/state/tf4slurm/jobs": 0o700,
     r"home/\.local/state/tf4slurm/jobs/[^/]+\.json": 0o600,
+    r"home/\.local/state/tf4slurm/jobs\.lock": 0o600,
     r"home/\.config/tf4slurm/config\.toml": 0o644,
     r"project/tf4slurm\.toml": 0o644,
     # parents of run directories and of Slurm's output files

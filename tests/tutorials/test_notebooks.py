@@ -65,7 +65,7 @@ PRINTED: Mapping[str, tuple[str, ...]] = {
     "06": (
         rf"killed worker/1 ---.*worker/1.*restart.*test accuracy: {ACCURATE}.*exit code 0\n",
         rf"killed ps/0 ---.*resuming from step \d+.*test accuracy: {ACCURATE}.*exit code 0\n",
-        r"killed chief/0 ---.*Root cause: chief/0.*exit code 137\n",
+        r"killed chief/0 ---.*Root cause: SIGKILL: another process killed it \(chief/0\)\nexit code 137\n",
     ),
     "07": (
         r"asked to stop: saved at step (\d+).*exit code 143.*going on from step \1\b",

@@ -220,11 +220,18 @@ LOGS = (
         "",
         "\t [[{{node PyFunc}}]]",
     ],
+    [
+        "W0000 00:00:1795766386.991013   29999 destroy_tensor_handle_node.h:59] Ignoring an error encountered when "
+        "deleting remote tensors handles: INVALID_ARGUMENT: Unable to find the relevant tensor remote_handle: Op ID: 7",
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling "
+        "/tensorflow.eager.EagerService/Enqueue:",
+        ':UNKNOWN:Error received from peer  {grpc_status:3, grpc_message:"Unable to find the relevant tensor"}',
+    ],
 )
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=[f"{path.parent.name}-{path.stem}" for path in RECORDED])
-@pytest.mark.parametrize("log", LOGS, ids=["line", "traceback"])
+@pytest.mark.parametrize("log", LOGS, ids=["line", "traceback", "remote"])
 def test_message_of_another_thread_between_two_lines_of_a_traceback_changes_nothing(path: Path, log: list[str]) -> None:
     """Python writes each line of a traceback, and the whole message of the exception, in one piece."""
     facts, *printed = path.read_text().splitlines()

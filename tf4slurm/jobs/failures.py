@@ -20,6 +20,7 @@ from tf4slurm.jobs.tracebacks import (
     EXCEPTION,
     FRAME,
     HEADER,
+    MESSAGE_END,
     Traceback,
     find_tracebacks,
     innermost_frame,
@@ -59,7 +60,6 @@ _NO_MESSAGE = re.compile(
     r"|Errors may have originated from|Input Source operations |Function call stack:"
     r"|Traceback \(most recent call last\):|Original stack trace for )"
 )
-_MESSAGE_END = re.compile(r"^(Additional GRPC error information|:(?:\{|UNKNOWN:)|\t ?\[\[|\t*\[\[\{\{node)")
 _PREFIXES = re.compile(
     r"^\s*(\(\d+\) (?:[A-Z_]+|\w+ error): +|\{\{function_node \S+\}\} *|\{\{node \S+\}\} *"
     r"|Error in user-defined function passed to \S+ transformation with iterator: \S+:? *"
@@ -239,7 +239,7 @@ def _read_user_code(message: Sequence[str]) -> ScriptFailure | None:
 
 def _is_of_tensorflow(traceback: Traceback) -> bool:
     """Return whether a message is that of an operation, which may have hundreds of lines."""
-    marks = (_NO_MESSAGE, _MESSAGE_END, _PREFIXES)
+    marks = (_NO_MESSAGE, MESSAGE_END, _PREFIXES)
     has_mark = any(mark.match(line) for line in traceback.message for mark in marks)
     return has_mark or _SUFFIXES.search(traceback.message[0]) is not None
 
@@ -259,7 +259,7 @@ def _read_graph_error(traceback: Traceback) -> ScriptFailure | None:
             frames.append((match["file"], int(match["line"])))
         elif is_in_stack and (not line.strip() or line.startswith(" ")) and not re.match(r" *\(\d+\)", line):
             continue
-        elif not text and line.strip() and not _NO_MESSAGE.match(line) and not _MESSAGE_END.match(line):
+        elif not text and line.strip() and not _NO_MESSAGE.match(line) and not MESSAGE_END.match(line):
             is_in_stack = False
             text = _clean(line)
     return ScriptFailure(traceback.type, text, *innermost_frame(frames, only_users=True)) if text else None

@@ -27,6 +27,8 @@ _NOTEBOOK_FRAME = re.compile(
 )
 # A message that TensorFlow's C++ code logs. Another thread may print one between the lines of a traceback.
 _LOG = re.compile(r"^(?:\d{4}-\d\d-\d\d [\d:.]+: [IWE] |[IWE]\d{4} [\d:.]+ +\d+ )")
+MESSAGE_END = re.compile(r"^(Additional GRPC error information|:(?:\{|UNKNOWN:)|\t ?\[\[|\t*\[\[\{\{node)")
+"""Lines after the text of TensorFlow's message of an operation."""
 DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
 # Lines that end a message: they come before another traceback, or before the report of a crash.
 _NEXT = re.compile(
@@ -99,7 +101,8 @@ def without_logs(lines: Sequence[str]) -> list[str]:
     """Return the output without the messages that TensorFlow's C++ code logs, except those of fatal errors.
 
     TensorFlow writes each in one piece, so that it may stand between any two lines of a traceback. A message with the
-    error of a Python function has the function's traceback, with an empty line before each frame.
+    error of a Python function has the function's traceback, with an empty line before each frame. That of an operation on
+    another host ends with further lines.
     """
     kept = []
     index = 0
@@ -112,8 +115,10 @@ def without_logs(lines: Sequence[str]) -> list[str]:
         if lines[index : index + 2] == [HEADER, ""]:
             end = next((each for each in range(index + 1, len(lines)) if EXCEPTION.match(lines[each])), len(lines) - 1)
             index = end + 1
-            while index < len(lines) and (not lines[index] or lines[index].startswith("\t [[")):
+            while index < len(lines) and not lines[index]:
                 index += 1
+        while index < len(lines) and MESSAGE_END.match(lines[index]):
+            index += 1
     return kept
 
 
