@@ -62,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[]
     (tmp_path / "train").write_text("#!/bin/sh\n")
     (tmp_path / "train").chmod(0o755)
     spec = JobSpec(("train",), workers=1, runs_directory=tmp_path / "runs")
-    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield lambda: run_job(spec, environ, SlurmAllocation(JobId(4711), 3, None), lambda _: TerminalOutput())
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -109,6 +109,16 @@ def test_result_of_the_launcher_is_kept(
     with pytest.raises(BrokenPipeError):
         run()
     assert result_of(tmp_path)["reason"].startswith("srun could not start the tasks: it exited with code 1.")
+
+
+@pytest.mark.parametrize(("sends", "state"), [(True, "STOPPED"), (False, "FAILED")], ids=["stop", "no stop"])
+def test_stop_that_reaches_the_starting_step_before_the_launcher(
+    tmp_path: Path, run: Callable[[], object], sends: bool, state: str
+) -> None:
+    later = "launcher=$PPID; (sleep 0.5; kill -TERM $launcher) >/dev/null 2>&1 &"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\n{later if sends else ''}\nexit 143\n")
+    run()
+    assert result_of(tmp_path)["state"] == state
 
 
 def test_launcher_does_not_wait_for_ever_for_the_file_system(
