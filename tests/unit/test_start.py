@@ -111,14 +111,12 @@ def test_result_of_the_launcher_is_kept(
     assert result_of(tmp_path)["reason"].startswith("srun could not start the tasks: it exited with code 1.")
 
 
-@pytest.mark.parametrize(("sends", "state"), [(True, "STOPPED"), (False, "FAILED")], ids=["stop", "no stop"])
-def test_stop_that_reaches_the_starting_step_before_the_launcher(
-    tmp_path: Path, run: Callable[[], object], sends: bool, state: str
-) -> None:
-    later = "launcher=$PPID; (sleep 0.5; kill -TERM $launcher) >/dev/null 2>&1 &"
-    (tmp_path / "srun").write_text(f"#!/bin/sh\n{later if sends else ''}\nexit 143\n")
+def test_step_that_is_stopped_while_its_tasks_start_stops_the_job(tmp_path: Path, run: Callable[[], object]) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 143\n")
     run()
-    assert result_of(tmp_path)["state"] == state
+    result = result_of(tmp_path)
+    assert (result["state"], result["exit_code"]) == ("STOPPED", 143)
+    assert result["reason"] == "The job was stopped: the step received SIGTERM while its tasks started."
 
 
 def test_launcher_does_not_wait_for_ever_for_the_file_system(

@@ -60,7 +60,6 @@ logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 2.0
 _LOAD_SECONDS = 3.0
 _PUBLISH_POLL_SECONDS = 1.0
-_SIGNAL_SECONDS = 3.0
 _END_JOBS_SECONDS = 15.0  # for Slurm's programs too
 
 
@@ -212,13 +211,8 @@ class Launcher:
             outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}", failure=failure)
         else:
             outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}", failure=failure)
-            if returncode == 128 + signal.SIGTERM and self._state.outcome is None:
-                # Slurm stops the job: a signal for the launcher follows that for the step.
-                asyncio.get_running_loop().call_later(_SIGNAL_SECONDS, self._end_after_spawner, outcome)
-                return
-        self._end_after_spawner(outcome)
-
-    def _end_after_spawner(self, outcome: Outcome) -> None:
+            if returncode == 128 + signal.SIGTERM:  # at a preemption, Slurm signals only the step
+                self._stop(signal.SIGTERM, "the step received SIGTERM while its tasks started")
         self._state.on_spawner_exit(outcome, self._clock.now())
         self._service.publish()
 
