@@ -63,6 +63,8 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, job: SlurmJob) -> None:
         (129, RUNNING, None),
         (143, SlurmJob("COMPLETING", True, True, False, "low"), None),
         (143, SlurmJob("RUNNING", True, True, True, "low"), "preemption"),
+        (143, SlurmJob("COMPLETING", True, True, False, "low", restart_count=1), "Slurm"),
+        (143, SlurmJob("PENDING", True, True, False, "low", restart_count=1), "Slurm"),
     ],
 )
 def test_reason_to_requeue(

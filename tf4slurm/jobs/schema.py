@@ -295,7 +295,8 @@ class ResultFile:
         attempts: Number of attempts that the job made.
         furthest_step: The furthest training step that a task reported, in all attempts; null for none.
         requeued: Why the job was requeued: "preemption", or "time limit" after any other stop signal, also one that a
-            person sent, such as USR1; null if the job was not requeued.
+            person sent, such as USR1; "Slurm" if Slurm had requeued it already, as after `scontrol requeue`; null if
+            the job was not requeued.
         warnings: Possible problems of the job, in sentences.
         shards: Progress of the data shards of each name, in the last attempt.
         workers_left: Number of joined workers that have left.

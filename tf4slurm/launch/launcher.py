@@ -38,7 +38,7 @@ from tf4slurm.jobs.schema import JobFile, Process, ResultFile
 from tf4slurm.jobs.worker_jobs import end_worker_jobs
 from tf4slurm.launch.hosting import close_service, make_service, start_service, wait_for_late_tasks, write_control
 from tf4slurm.launch.patience import PatientWriter
-from tf4slurm.launch.requeue import Requeue, mark_requeued
+from tf4slurm.launch.requeue import BY_SLURM, Requeue, mark_requeued
 from tf4slurm.launch.result_files import Result, load_report, make_result_file, save_result, write_report
 from tf4slurm.launch.suspension import handle_suspension
 from tf4slurm.launch.terminal_output import TerminalOutput
@@ -364,8 +364,10 @@ class Launcher:
             if progress.is_stuck:
                 text = f"{file.reason} The job is not requeued. {progress}"
                 return dataclasses.replace(file, state=FAILED, exit_code=EXIT_NO_PROGRESS, reason=text)
-        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm sends them to end this process
         requeued = mark_requeued(file, reason)
+        if reason == BY_SLURM:
+            return requeued
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)  # Slurm sends them to end this process
         await self._writer.call(save_result, requeued, self._run_directory)  # before Slurm may end this process
         # Not in `PatientWriter.call`: Slurm's signal after its answer would end that wait.
         return requeued if await in_thread(requeue.requeue, self._state.excluded_nodes) else file

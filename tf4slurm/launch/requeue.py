@@ -22,6 +22,7 @@ from tf4slurm.system.exec_child import NOW_SIGNAL
 
 logger = logging.getLogger(__name__)
 
+BY_SLURM = "Slurm"
 _USER_SIGNALS = (signal.SIGINT, signal.SIGHUP, NOW_SIGNAL)  # Ctrl-C, a closed terminal or `cancel --now`
 
 
@@ -60,11 +61,13 @@ class Requeue:
         return None
 
     def find_reason(self, exit_code: int, run_directory: RunDirectory) -> str | None:
-        """Return why a stopped job is requeued, "preemption" or "time limit". Return None if it is not requeued.
+        """Return why a stopped job is requeued: "preemption", "time limit" or BY_SLURM. Return None if it is not.
 
         "time limit" stands for every stop signal that is neither preemption nor of a person's end of the job, such as
-        SIGUSR1. A job is not requeued after SIGINT, SIGHUP or SIGQUIT, if it does not run in Slurm any more, if Slurm
-        cannot be queried, or if it has been requeued `limit` times for other reasons than preemption.
+        SIGUSR1. BY_SLURM means that the job is requeued already: by a person with scontrol, or at a preemption whose
+        signal came too early for a task. A job is not requeued after SIGINT, SIGHUP or SIGQUIT, if it does not run in
+        Slurm any more, if Slurm cannot be queried, or if it has been requeued `limit` times for other reasons than
+        preemption.
 
         Args:
             exit_code: The exit code of the job: 128 + the number of the stop signal.
@@ -79,7 +82,9 @@ class Requeue:
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return None
-        if job.state != "RUNNING":  # cancelled, timed out, or requeued by Slurm already
+        if job.state != "RUNNING" and job.restart_count > self.restart_count:
+            return BY_SLURM
+        if job.state != "RUNNING":  # cancelled or timed out
             logger.warning("the job is not requeued: its state in Slurm is %s", job.state)
             return None
         if job.is_preempted:

@@ -69,6 +69,7 @@ class SlurmJob:
         exit_code: Exit code of the batch script. It is 128 + n after signal n, and 0 while the script runs.
         output: Path of the batch script's output; empty if unknown.
         excluded_nodes: Nodelist of --exclude; empty for none.
+        restart_count: Number of times that Slurm has requeued the job.
     """
 
     state: str
@@ -80,6 +81,7 @@ class SlurmJob:
     exit_code: int = 0
     output: str = ""
     excluded_nodes: str = ""
+    restart_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def parse_job(text: str) -> SlurmJob:
         exit_code=parse_exit_code(fields.get("ExitCode", "")),
         output=fields.get("StdOut", ""),
         excluded_nodes=fields.get("ExcNodeList", "").replace("(null)", ""),
+        restart_count=int(fields.get("Restarts", "0")),
     )
 
 
