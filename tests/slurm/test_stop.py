@@ -358,6 +358,19 @@ def test_job_that_is_requeued_waits_in_the_queue_and_resumes(lab: SlurmLab, tmp_
     check_end(lab, tmp_path, job, "COMPLETED", 0)
 
 
+def test_result_of_a_job_that_slurm_has_requeued(lab: SlurmLab, tmp_path: Path) -> None:
+    """So is a job that is preempted before its step exists, and that Slurm requeues at the end of its grace time."""
+    job = submit(lab, tmp_path, "--requeue", run_options=("--requeue", "1", "--grace-period", "2"))
+    wait_until_ready(tmp_path)
+    lab.run("scontrol", "requeue", job)
+    assert wait_until(lambda: bool(results(tmp_path)), 60), output(tmp_path)
+    assert (results(tmp_path)[0]["state"], results(tmp_path)[0]["requeued"]) == ("REQUEUED", "Slurm")
+    lab.release(job)
+    wait_until_ready(tmp_path, run=1)
+    (tmp_path / "finish").touch()
+    assert lab.wait_for_job(job) == ("COMPLETED", "0:0"), output(tmp_path)
+
+
 @pytest.mark.long
 def test_time_limit_requeues_once_and_job_resumes(lab: SlurmLab, tmp_path: Path) -> None:
     # Slurm checks every 30 s and may warn 60 s early: 20 to 50 s after the start, when the job handles the signal.
