@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import IO
 
+from tf4slurm.api import own_command
 from tf4slurm.clusters.base import NotebookCluster
-from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
+from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, LauncherProcess
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.system.exec_child import NOW_SIGNAL
-from tf4slurm.system.variables import ANSWER_VARIABLE
-
-_END_SECONDS = 15.0
-_MAX_OUTPUT_BYTES = 2_000
-_SERVER = (sys.executable, "-m", "tf4slurm.tensorflow.server_program")
 
 
 class LocalCluster(NotebookCluster):
@@ -60,60 +50,24 @@ class LocalCluster(NotebookCluster):
         super().__init__(start_timeout_seconds)
         self._counts = (ps, workers)
         self._runs_directory = runs_directory
-        self._launcher: subprocess.Popen[bytes] | None = None
-        self._output: IO[bytes] | None = None
+        self._launcher: LauncherProcess | None = None
 
     def _launch(self) -> RunDirectory:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - read until the end of the launcher
-        readable, writable = os.pipe()
-        try:
-            self._launcher = subprocess.Popen(
-                self._command(),
-                env={**os.environ, ANSWER_VARIABLE: f"/dev/fd/{writable}"},
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(writable,),
-                start_new_session=True,  # else the signal by which Jupyter interrupts a cell would end the job
-            )
-        finally:
-            os.close(writable)
-        with open(readable, "rb", buffering=0) as answer:
-            if not select.select([answer], [], [], self._timeout_seconds)[0]:
-                raise RendezvousTimeoutError(
-                    f"The cluster did not start within {self._timeout_seconds:g} s. Raise start_timeout_seconds, or "
-                    "see the launcher's output:"
-                )
-            path = answer.read(65536)
-        if not path:
-            returncode = self._launcher.wait()
-            raise RendezvousError(f"The cluster could not be started (exit {returncode}):")
-        return RunDirectory(Path(os.fsdecode(path)))
+        self._launcher = LauncherProcess(self._command(), self._timeout_seconds)
+        return self._launcher.launch()
 
     def _command(self) -> list[str]:
         ps, workers = self._counts
         run = ["run", "--local", "--external-chief", "--ps", str(ps), "--workers", str(workers), "--name", "notebook"]
         options = ["--runs-directory", str(self._runs_directory), "--start-timeout", f"{self._timeout_seconds:g}"]
-        return [sys.executable, "-m", "tf4slurm", *run, *options, "--", *_SERVER]
+        return own_command(*run, *options, "--", sys.executable, *SERVER_PROGRAM)
 
     def _has_launcher_ended(self) -> bool:
-        return self._launcher is not None and self._launcher.poll() is not None
+        return self._launcher is not None and self._launcher.has_ended()
 
     def _describe_launch(self) -> str:
-        if self._output is None:
-            return ""
-        size = os.fstat(self._output.fileno()).st_size
-        start = max(0, size - _MAX_OUTPUT_BYTES)
-        return os.pread(self._output.fileno(), _MAX_OUTPUT_BYTES, start).decode(errors="replace")
+        return "" if self._launcher is None else self._launcher.describe()
 
     def _end_launcher(self, *, is_started: bool) -> None:
-        """Wait for the end of the launcher. Kill it after 15 s: its agents then exit."""
-        if self._launcher is None:
-            return
-        if not is_started:
-            self._launcher.send_signal(NOW_SIGNAL)
-        try:
-            self._launcher.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._launcher.kill()
-            self._launcher.wait()
+        if self._launcher is not None:
+            self._launcher.end(is_started=is_started)

@@ -1,0 +1,168 @@
+"""SlurmCluster without Slurm: its options, its batch script, and what sbatch gets from a notebook in a job."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tf4slurm
+from tests.captures import OUTSIDE_OF_STEPS
+from tests.fake_slurm import FakeSlurm
+from tf4slurm.clusters import batch_job
+from tf4slurm.errors import OptionError, RefusedError, RendezvousError, RendezvousTimeoutError
+
+PROGRAM = "-m tf4slurm.tensorflow.server_program"
+
+
+def command_of(**options: Any) -> str:
+    """Return the command of the tasks in the batch script."""
+    last = tf4slurm.SlurmCluster(site="none", **options).script().splitlines()[-1]
+    return last.partition(" -- ")[2]
+
+
+def test_script_runs_servers_for_an_external_chief() -> None:
+    lines = tf4slurm.SlurmCluster(1, 3, nodes=2, time="2h", partition="gpu", site="none").script().splitlines()
+    directives = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
+    assert {"--nodes=2", "--ntasks=4", "--time=2:00:00", "--partition=gpu", "--job-name=notebook"} <= directives
+    assert "--external-chief" in shlex.split(lines[-1])
+    assert lines[-1].endswith(f" -- {shlex.quote(sys.executable)} {PROGRAM}")
+
+
+@pytest.mark.parametrize(
+    ("options", "python"),
+    [
+        ({}, shlex.quote(sys.executable)),
+        ({"module": ("tensorflow",)}, "python"),
+        ({"venv": "/my/venv"}, "python"),
+        ({"conda": "tf"}, "python"),
+        ({"load_env": ". env.sh"}, "python"),
+        ({"module": ("tensorflow",), "python": "python3.11"}, "python3.11"),
+        ({"python": "/opt/python"}, "/opt/python"),
+    ],
+)
+def test_tasks_run_the_python_of_the_environment(options: dict[str, Any], python: str) -> None:
+    assert command_of(**options) == f"{python} {PROGRAM}"
+
+
+def test_settings_complete_the_options_except_those_that_a_cluster_does_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "tf4slurm.toml").write_text('partition = "short"\nrequeue = 2\nmax-attempts = 3\nspares = 1\nps = 4\n')
+    script = tf4slurm.SlurmCluster(time="5m").script()
+    assert "#SBATCH --partition=short" in script
+    assert "#SBATCH --ntasks=3" in script
+    assert "requeue" not in script.partition("# After a requeue")[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"command": "python train.py"}, "A SlurmCluster has no command: .* tf4slurm.Job."),
+        ({"chief": True}, "A SlurmCluster has no chief: .* the notebook is its chief"),
+        ({"external_chief": True}, "A SlurmCluster has no external_chief"),
+        ({"array": "0-3"}, "A SlurmCluster has no array: a cluster is one job"),
+        ({"grid": ("lr=1,2",)}, "A SlurmCluster has no grid: a cluster is one job"),
+        ({"single": True}, "A SlurmCluster has no single"),
+        ({"max_attempts": 2}, "A SlurmCluster has no max_attempts: variables of a lost ps are lost"),
+        ({"requeue": 1}, "A SlurmCluster has no requeue"),
+        ({"evaluators": 1}, "A SlurmCluster has no evaluators"),
+        ({"worker": 3}, "'worker' is not an option of a job. Did you mean 'workers'"),
+        ({"workers": None}, "workers=None: expected a number"),
+        ({"ps": -1}, "--ps: -1 is less than 0"),
+        ({"mem": "1G", "mem_per_cpu": "1G"}, "exclude each other"),
+    ],
+)
+def test_options_that_a_cluster_does_not_have_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        tf4slurm.SlurmCluster(**options)
+
+
+def test_cluster_without_ps_or_workers_is_refused() -> None:
+    with pytest.raises(OptionError, match="needs ps and workers"):
+        tf4slurm.SlurmCluster(ps=0, site="none").script()
+
+
+def test_help_has_the_options() -> None:
+    parameters = inspect.signature(tf4slurm.SlurmCluster).parameters
+    assert list(parameters)[:2] == ["ps", "workers"]
+    assert {"partition", "gpus_per_worker", "pending_timeout_seconds", "site"} <= parameters.keys()
+    assert not {"options", "command", "chief", "array", "single", "max_attempts"} & parameters.keys()
+    assert "partition: Partition." in (tf4slurm.SlurmCluster.__init__.__doc__ or "")
+
+
+def test_start_without_slurm_names_the_local_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RendezvousError, match=r"srun, sbatch, .* are not on PATH of .*use tf4slurm.LocalCluster"):
+        tf4slurm.SlurmCluster().start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def slurm(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSlurm:
+    """Fakes of Slurm's programs. sbatch writes its environment variables to the file "variables"."""
+    monkeypatch.chdir(tmp_path)
+    fake_slurm.fake("srun", "exit 1")
+    fake_slurm.fake("sbatch", f"env -0 > {fake_slurm.directory}/variables; echo 50")
+    return fake_slurm
+
+
+@pytest.mark.parametrize("job", OUTSIDE_OF_STEPS)
+def test_variables_of_the_job_of_a_notebook_are_not_passed_to_sbatch(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    for name, value in OUTSIDE_OF_STEPS[job].items():
+        monkeypatch.setenv(name, value)
+    outer = {"TF_CONFIG": "{}", "TF4SLURM_TASK": "worker/0", "SBATCH_PARTITION": "low", "CUDA_VISIBLE_DEVICES": "0"}
+    for name, value in {**outer, "SLURM_CONF": "/etc/slurm.conf", "MINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    slurm.set_queue(j50="FAILED")
+    with pytest.raises(RendezvousError):
+        tf4slurm.SlurmCluster(site="none").start()
+    entries = (slurm.directory / "variables").read_text().split("\0")
+    found = dict(entry.partition("=")[::2] for entry in entries if entry)
+    assert not outer.keys() & found.keys()
+    assert [name for name in found if name.startswith("SLURM")] == ["SLURM_CONF"]
+    assert found["MINE"] == "1"
+
+
+def test_job_that_ends_before_its_start_is_an_error_with_its_output(slurm: FakeSlurm, tmp_path: Path) -> None:
+    (tmp_path / "slurm-50.out").write_text("no module tensorflow\n")
+    slurm.set_queue(j50="FAILED")
+    cluster = tf4slurm.SlurmCluster(site="none")
+    with pytest.raises(RendezvousError) as caught:
+        cluster.start()
+    message = str(caught.value)
+    assert message.startswith("The cluster could not be started:\nnotebook-50 is FAILED: ")
+    assert "no module tensorflow" in message
+    assert slurm.calls("scancel") == []
+    with pytest.raises(RendezvousError, match="The cluster is closed"):
+        cluster.start()
+
+
+def test_job_that_is_pending_for_too_long_is_cancelled(
+    slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_job, "_POLL_SECONDS", 0.01)
+    slurm.set_queue(j50="PENDING")
+    slurm.fake("scancel", f"echo '50|CANCELLED|None|0:01|1:00|N/A|n1' > {slurm.directory}/queue")
+    cluster = tf4slurm.SlurmCluster(site="none", pending_timeout_seconds=0.2)
+    with pytest.raises(RendezvousTimeoutError, match=r"did not start notebook-50 within pending_timeout_seconds=0.2"):
+        cluster.start()
+    assert slurm.calls("scancel") == ["50"]
+    assert cluster.job.status().state == "STOPPED"
+
+
+def test_refusal_of_sbatch_is_raised_and_nothing_is_cancelled(slurm: FakeSlurm) -> None:
+    slurm.fake("sbatch", "echo 'sbatch: error: invalid partition specified: nope' >&2; exit 1")
+    with pytest.raises(RefusedError, match="invalid partition specified: nope"):
+        tf4slurm.SlurmCluster(site="none", partition="nope").start()
+    assert slurm.calls("scancel") == []
+    assert not list((Path.cwd() / "runs").glob("*"))
