@@ -7,17 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
 
-from tests.processes import wait_until, wait_until_gone
+from tests.notebook import kernel
+from tests.processes import wait_until_gone
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.spec.job_spec import JobSpec
@@ -127,61 +122,6 @@ try:
 except tf4slurm.errors.RendezvousError as error:
     print(error)
 """
-
-
-class Notebook:
-    """A real Jupyter kernel, whose cells a test runs."""
-
-    def __init__(self, client: BlockingKernelClient, manager: KernelManager) -> None:
-        self._client = client
-        self._manager = manager
-
-    def run(self, code: str) -> str:
-        """Run a cell. Return what it printed."""
-        printed, error = self._execute(code)
-        assert not error, error
-        return printed
-
-    def fail(self, code: str) -> str:
-        """Run a cell that raises an exception. Return the type and the message of the exception."""
-        printed, error = self._execute(code)
-        assert error, printed
-        return error
-
-    def interrupt(self, code: str, begun: Path) -> str:
-        """Interrupt a cell when it has created the file `begun`. Return the type of its exception."""
-
-        def interrupt() -> None:
-            assert wait_until(begun.exists, 60)
-            self._manager.interrupt_kernel()
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        error = self.fail(code)
-        thread.join()
-        return error.partition(":")[0]
-
-    def _execute(self, code: str) -> tuple[str, str]:
-        lines: list[str] = []
-
-        def note(message: dict[str, Any]) -> None:
-            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
-                lines.append(message["content"]["text"])
-
-        content = self._client.execute_interactive(code, timeout=120, output_hook=note)["content"]
-        error = f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""
-        return "".join(lines), error
-
-
-@contextmanager
-def kernel(directory: Path) -> Iterator[Notebook]:
-    """Start a Jupyter kernel in a directory. At the end, shut it down if it still runs."""
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(directory), env={**os.environ})
-    try:
-        yield Notebook(client, manager)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
 
 
 def test_local_cluster_trains_and_ends_with_its_block(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.captures import OUTSIDE_OF_STEPS
 from tests.fake_slurm import FakeSlurm
 from tf4slurm.clusters import batch_job
 from tf4slurm.errors import OptionError, RefusedError, RendezvousError, RendezvousTimeoutError
+from tf4slurm.jobs.status import JobStatus
 
 PROGRAM = "-m tf4slurm.tensorflow.server_program"
 
@@ -166,3 +167,12 @@ def test_refusal_of_sbatch_is_raised_and_nothing_is_cancelled(slurm: FakeSlurm) 
         tf4slurm.SlurmCluster(site="none", partition="nope").start()
     assert slurm.calls("scancel") == []
     assert not list((Path.cwd() / "runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(None, "are first."), ("2026-11-27T10:21:07", "are first. Expected start: 2026-11-27T10:21:07.")]
+)
+def test_line_of_a_pending_job_has_the_reason_and_the_expected_start(start: str | None, end: str) -> None:
+    reason = "Priority: jobs with a higher priority are first"
+    status = JobStatus("50", "notebook-50", "PENDING", 0.0, reason=reason, start=start)
+    assert batch_job.describe_start(status) == f"notebook-50 PENDING: Priority: jobs with a higher priority {end}"

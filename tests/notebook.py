@@ -1,0 +1,96 @@
+"""A real Jupyter kernel, on this host or on the login host of a Slurm lab."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import KernelManager
+
+from tests.processes import wait_until
+
+
+class Notebook:
+    """A real Jupyter kernel, whose cells a test runs."""
+
+    def __init__(self, client: BlockingKernelClient, manager: KernelManager) -> None:
+        self._client = client
+        self._manager = manager
+
+    def run(self, code: str, on_output: Callable[[str], None] = lambda text: None) -> str:
+        """Run a cell. Return what it printed. Call `on_output` with each text that it prints."""
+        printed, error = self._execute(code, on_output)
+        assert not error, error
+        return printed
+
+    def fail(self, code: str) -> str:
+        """Run a cell that raises an exception. Return the type and the message of the exception."""
+        printed, error = self._execute(code)
+        assert error, printed
+        return error
+
+    def interrupt(self, code: str, begun: Path) -> str:
+        """Interrupt a cell when it has created the file `begun`. Return the type of its exception."""
+        _, error = self.interrupt_when(code, begun.exists)
+        assert error
+        return error.partition(":")[0]
+
+    def interrupt_when(self, code: str, condition: Callable[[], bool]) -> tuple[str, str]:
+        """Interrupt a cell when a condition is true. Return what it printed, and its exception, "" without one."""
+
+        def interrupt() -> None:
+            assert wait_until(condition, 60)
+            self._manager.interrupt_kernel()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        answer = self._execute(code)
+        thread.join()
+        return answer
+
+    def _execute(self, code: str, on_output: Callable[[str], None] = lambda text: None) -> tuple[str, str]:
+        lines: list[str] = []
+
+        def note(message: dict[str, Any]) -> None:
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                lines.append(message["content"]["text"])
+                on_output(lines[-1])
+
+        content = self._client.execute_interactive(code, timeout=120, output_hook=note)["content"]
+        error = f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""
+        return "".join(lines), error
+
+
+@contextmanager
+def kernel(directory: Path, prefix: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Iterator[Notebook]:
+    """Start a Jupyter kernel in a directory. At the end, shut it down if it still runs.
+
+    Args:
+        prefix: Words before the command of the kernel, which start it on another host of the lab.
+        environ: Variables added to those of this process.
+    """
+    sockets = tempfile.mkdtemp(
+        prefix="k"
+    )  # Unix sockets, whose paths must be short, because the lab has its own network
+    manager = KernelManager(transport="ipc", ip=f"{sockets}/s", connection_file=f"{sockets}/c.json")
+    words = [*prefix, sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    manager._kernel_spec = KernelSpec(argv=words, display_name="test", language="python")
+    manager.start_kernel(cwd=str(directory), env={**os.environ, **(environ or {})})
+    client = manager.client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        yield Notebook(client, manager)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel()
+        shutil.rmtree(sockets, ignore_errors=True)
