@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -189,3 +190,49 @@ def test_job_that_does_not_start_is_an_error_with_the_reason(lab: SlurmLab, tmp_
     assert "is FAILED: Slurm's queue shows FAILED (NonZeroExitCode)" in output
     assert "    the module is missing" in output
     assert [line for line in lab.queue() if not line.endswith("COMPLETING")] == []
+
+
+@pytest.fixture(scope="module")
+def filtered_lab(slurm: None) -> Iterator[SlurmLab]:
+    """A lab whose Slurm uses ports that a packet filter can let through."""
+    if shutil.which("iptables") is None:
+        pytest.fail("the tests of the packet filter need iptables: apt-get install iptables", pytrace=False)
+    with SlurmLab(["wall-1", "wall-2"], extra_conf="SrunPortRange=60001-60400") as lab:
+        yield lab
+
+
+@pytest.mark.parametrize(
+    ("is_notebook_filtered", "words"),
+    [
+        (True, r"RendezvousError chief/0 on ctl does not answer at 10\.78\.0\.254:\d+ within 5 s\. worker/0 on wall-2"),
+        (
+            False,
+            r"RendezvousConnectionError ctl does not reach the launcher of notebook-\d+ at "
+            r"10\.78\.0\.1:\d+ and 172\.29\.0\.1:\d+ within 5 s\.",
+        ),
+    ],
+    ids=["to the notebook", "from the notebook"],
+)
+def test_firewall_is_named_with_the_addresses_and_the_way_out(
+    filtered_lab: SlurmLab, tmp_path: Path, words: str, *, is_notebook_filtered: bool
+) -> None:
+    """A packet filter drops new connections between the login host and the nodes, but for those of Slurm."""
+    lab = filtered_lab
+    ports = ("-m", "multiport", "!", "--dports", "6817:6818,60001:60400")
+    rule = ("-p", "tcp", "--syn", "!", "-i", "lo", *ports, "-j", "DROP")
+    others = ("!", "-s", "10.78.0.0/30")  # the nodes reach each other
+    if is_notebook_filtered:
+        lab.run("iptables", "-A", "INPUT", *rule)
+    for node in () if is_notebook_filtered else lab.nodes:
+        lab.on(node, "iptables", "-A", "INPUT", *others, *rule)
+    try:
+        code = "import tf4slurm\ntry:\n    tf4slurm.SlurmCluster(ps=1, workers=1, nodes=2).start()\n"
+        code += "except tf4slurm.errors.RendezvousError as error:\n    print(type(error).__name__, error)\n"
+        output = run_script(lab, tmp_path, code)
+    finally:
+        lab.run("iptables", "-F", "INPUT")
+        for node in lab.nodes:
+            lab.on(node, "iptables", "-F", "INPUT")
+    assert re.search(words, output), output
+    assert 'start the notebook in an allocation: "srun --pty jupyter lab' in output
+    lab.wait_idle(20)

@@ -110,8 +110,9 @@ class NotebookCluster(abc.ABC):
             if self._sidecar is not None:
                 send_end(self._sidecar, "")
             self._end_launcher(is_started=False)
-            if isinstance(error, RendezvousError) and self._describe_launch() not in str(error):
-                raise type(error)(f"{error}\n{self._describe_launch()}") from error
+            if isinstance(error, RendezvousError):
+                lines = [line for line in self._describe_launch().splitlines() if line not in str(error)]
+                raise type(error)("\n".join([str(error), *lines])) from error
             raise
         set_running_cluster(self)
         atexit.register(self._close_at_exit)
@@ -229,7 +230,8 @@ class NotebookCluster(abc.ABC):
 
     def _join(self, directory: RunDirectory) -> None:
         """Join the job as its chief. Return when the cluster has formed."""
-        from tf4slurm.joining.join import check_network, wait_for_control  # imported here: it imports asyncio
+        from tf4slurm.clusters.network import check_service  # imported here: these import asyncio
+        from tf4slurm.joining.join import check_network, wait_for_control
 
         seconds = self._timeout_seconds
         if not wait_for_control(
@@ -239,6 +241,7 @@ class NotebookCluster(abc.ABC):
                 raise RendezvousError("The cluster could not be started:")
             raise RendezvousTimeoutError(f"{str(directory.control)!r} was not written within {seconds:g} s.")
         check_network(directory.path.name, directory.read_trusted_job().process)
+        check_service(directory)
         request = {"run_directory": str(directory.path)}
         self._sidecar = start_sidecar("joining.chief_program", request, in_own_session=True)
         answer = read_answer(self._sidecar, seconds + _ANSWER_SECONDS)

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tf4slurm import api
-from tf4slurm.errors import LaunchError, RendezvousError, RendezvousTimeoutError, Tf4SlurmError
+from tf4slurm.clusters.network import ADVICE
+from tf4slurm.errors import (
+    EXIT_NOT_FORMED,
+    STOPPED,
+    LaunchError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    Tf4SlurmError,
+)
 from tf4slurm.jobs.progress import show_progress
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -95,17 +103,23 @@ class BatchJob:
         return self._status is not None and not self._status.can_change
 
     def describe(self) -> str:
-        """Return how the job has ended, and the end of what it has printed."""
+        """Return how the job has ended, with the end of its output if it has no result.
+
+        If the cluster could not form, add what to do if a firewall is the reason.
+        """
         if self.known is None:
             return ""
         runs = self.known.run_directories
         result = runs[-1].read(ResultFile) if runs else None
-        lines = []
+        has_ended = self._status is not None and not self._status.can_change
+        if result is not None and result.state == STOPPED and not has_ended:  # by `end`
+            return ""
         if result is not None:
-            lines.append(f"{self.known.name} is {result.state}: {result.reason}")
-        elif self._status is not None and not self._status.can_change:
-            lines.append(f"{self.known.name} is {self._status.state}: {self._status.reason}")
-        return "\n".join([*lines, *describe_slurm_output(read_slurm_output(self.known, asks_slurm=False))])
+            return "\n".join([result.reason, *([ADVICE] if result.exit_code == EXIT_NOT_FORMED else [])])
+        lines = describe_slurm_output(read_slurm_output(self.known, asks_slurm=False))
+        if has_ended and self._status is not None:
+            return "\n".join([f"{self.known.name} is {self._status.state}: {self._status.reason}", *lines])
+        return "\n".join(lines)
 
     def end(self, *, is_started: bool) -> None:
         """Wait for the end of the job, whose chief has ended. Cancel the job if it does not end by itself.
