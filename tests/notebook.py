@@ -18,6 +18,44 @@ from jupyter_client.manager import KernelManager
 
 from tests.processes import wait_until
 
+SCALE = """
+import time
+import tensorflow as tf
+import tf4slurm
+from tf4slurm.tensorflow import parameter_server_strategy, run_steps
+
+cluster = {cluster}.start()
+strategy, coordinator = parameter_server_strategy()
+with strategy.scope():
+    total = tf.Variable(0.0)
+
+def step_fn():
+    return total.assign_add(1.0)
+
+def train_until(condition):
+    deadline = time.monotonic() + 90
+    while not condition(found := run_steps(coordinator, step_fn, 200, steps_per_call=5).steps_by_worker):
+        assert time.monotonic() < deadline, (found, cluster.status())
+    return found
+
+cluster.scale(2)
+cluster.scale(2)
+found = train_until(lambda steps: len(steps) > 1 and steps[1] > 0)
+print("grown", len(found), cluster.status().tasks[-1].task, cluster.status().tasks[-1].has_joined)
+cluster.scale(1)
+train_until(lambda steps: not any(steps[1:]))
+print("shrunk", float(total) > 0)
+for workers in (0, None):
+    try:
+        cluster.scale(workers)
+    except tf4slurm.errors.OptionError as error:
+        print(error)
+cluster.scale(2)
+cluster.close()
+print("end", cluster.status().state)
+"""
+"""A program that scales a cluster of one ps and one worker. {cluster} is the expression that makes it."""
+
 
 class Notebook:
     """A real Jupyter kernel, whose cells a test runs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook import Notebook, kernel
+from tests.notebook import SCALE, Notebook, kernel
 from tests.processes import marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -171,6 +171,16 @@ def test_interrupt_while_the_tasks_start_cancels_the_job(lab: SlurmLab, notebook
     code = START.replace("nodes=2", 'prologue="touch begun; sleep 1000"')
     assert notebook.interrupt(code, tmp_path / "begun") == "KeyboardInterrupt"
     assert [line for line in lab.queue() if not line.endswith(" COMPLETING")] == []
+
+
+def test_worker_that_scale_adds_trains_and_leaves(lab: SlurmLab, tmp_path: Path) -> None:
+    cluster = 'tf4slurm.SlurmCluster(ps=1, workers=1, nodes=2, time="5m", partition="low")'
+    output = run_script(lab, tmp_path, SCALE.format(cluster=cluster))
+    assert "grown 2 worker/1 True\nshrunk True\nworkers=0: notebook-" in output, output
+    assert "end COMPLETED" in output
+    assert wait_until(lambda: lab.queue() == [], _SECONDS)
+    scripts = [line for path in tmp_path.rglob("worker-*.out") for line in path.read_text().splitlines()]
+    assert any("this worker has ended" in line for line in scripts), scripts
 
 
 FAILURES = """

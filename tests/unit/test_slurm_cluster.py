@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import tf4slurm
 from tests.captures import OUTSIDE_OF_STEPS
 from tests.fake_slurm import FakeSlurm
 from tf4slurm.clusters import batch_job
+from tf4slurm.clusters.base import NotebookCluster
 from tf4slurm.errors import OptionError, RefusedError, RendezvousError, RendezvousTimeoutError
+from tf4slurm.jobs.schema import JobFile, Process
 from tf4slurm.jobs.status import JobStatus
 
 PROGRAM = "-m tf4slurm.tensorflow.server_program"
@@ -176,3 +180,27 @@ def test_line_of_a_pending_job_has_the_reason_and_the_expected_start(start: str 
     reason = "Priority: jobs with a higher priority are first"
     status = JobStatus("50", "notebook-50", "PENDING", 0.0, reason=reason, start=start)
     assert batch_job.describe_start(status) == f"notebook-50 PENDING: Priority: jobs with a higher priority {end}"
+
+
+def test_new_workers_have_the_options_of_the_cluster_but_those_of_whole_nodes(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NotebookCluster, "_check_running", lambda cluster: cluster.run_directory)
+    run = slurm.run("notebook-50")
+    file = JobFile(name="notebook", job_id="50", counts={"chief": 1, "ps": 1, "worker": 2})
+    run.write(replace(file, process=Process.of(os.getpid()), versions={"tf4slurm": tf4slurm.__version__}))
+    slurm.set_queue(j50="RUNNING")
+    slurm.fake("sbatch", f"cat > {slurm.directory}/script; echo 51")
+    options: dict[str, Any] = {"nodes": 2, "mem": "32G", "partition": "gpu", "time": "1h", "cpus_per_task": 4}
+    more: dict[str, Any] = {"sbatch": ("hint=nomultithread", "nodelist=n1"), "env": ("A=1",), "site": "none"}
+    cluster = tf4slurm.SlurmCluster(1, 2, **options, **more)
+    cluster.run_directory, cluster.cluster = run, {"worker": ["n1:1", "n1:2"]}
+    cluster.scale(4, partition="preempt", mem="8G")
+    script = (slurm.directory / "script").read_text()
+    found = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
+    expected = {"--array=0-1", "--partition=preempt", "--mem=8G", "--time=1:00:00", "--cpus-per-task=4"}
+    assert {*expected, "--hint=nomultithread"} <= found
+    assert not [line for line in found if line.startswith(("--nodes", "--nodelist"))]
+    assert "export A=1" in script
+    with pytest.raises(OptionError, match="'nodes' is not an option of tf4slurm grow"):
+        cluster.scale(4, nodes=2)

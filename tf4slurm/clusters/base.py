@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from markupsafe import escape
 
 from tf4slurm.control.messages import cluster_from_entries
-from tf4slurm.errors import RendezvousError, RendezvousTimeoutError, UnknownJobError
+from tf4slurm.errors import OptionError, RendezvousError, RendezvousTimeoutError, UnknownJobError
+from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.scripts.channel import find_script_channel, replace_script_channel
@@ -77,6 +78,10 @@ class NotebookCluster(abc.ABC):
     @abc.abstractmethod
     def _describe_launch(self) -> str:
         """Return the launcher's last output, for the error message of a failed start."""
+
+    @abc.abstractmethod
+    def _scale(self, num_added: int) -> None:
+        """Add workers, or remove added ones, so that there are `num_added` besides those of the start."""
 
     # The public interface
 
@@ -167,6 +172,29 @@ class NotebookCluster(abc.ABC):
         if missing := wait_for_servers(self.cluster, seconds):
             self._check_running()
             raise RendezvousTimeoutError(describe_missing(missing, directory, seconds))
+
+    def scale(self, workers: int) -> None:
+        """Change the number of workers: add some, or remove some that were added. Return at once.
+
+        A new worker takes part in training as soon as its server answers. One that leaves ends its running closure
+        first. `fit`, `run_steps` and `run_shards` go on meanwhile.
+
+        Args:
+            workers: The new number of workers. Those with which the cluster has started stay until its end.
+
+        Raises:
+            OptionError: `workers` is less than the number of workers with which the cluster has started.
+            RendezvousError: The cluster was not started, is closed or has ended. The message has the reason.
+        """
+        self._check_running()
+        first = len(self.cluster["worker"])
+        if type(workers) is not int or workers < first:
+            raise OptionError(
+                f"workers={workers!r}: {self._name} has started with {format_count(first, 'worker')}, and these stay "
+                f"until its end. Give {first} or more. For fewer, close it, restart the kernel, and start another cluster.",
+                option="workers",
+            )
+        self._scale(workers - first)
 
     @property
     def job(self) -> Job:

@@ -6,7 +6,8 @@ import os
 import select
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -36,15 +37,8 @@ class LauncherProcess:
         """Start the launcher. Return its run directory, as soon as it exists."""
         readable, writable = os.pipe()
         try:
-            self._launcher = subprocess.Popen(
-                self._command,
-                env={**os.environ, ANSWER_VARIABLE: f"/dev/fd/{writable}"},
-                stdin=subprocess.DEVNULL,
-                stdout=self.output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(writable,),
-                start_new_session=True,  # else the signal by which Jupyter interrupts a cell would end the job
-            )
+            environ = {**os.environ, ANSWER_VARIABLE: f"/dev/fd/{writable}"}
+            self._launcher = start_process(self._command, self.output, environ, (writable,))
         finally:
             os.close(writable)
         with open(readable, "rb", buffering=0) as answer:
@@ -78,8 +72,36 @@ class LauncherProcess:
             return
         if not is_started:
             self._launcher.send_signal(NOW_SIGNAL)
+        end_processes([self._launcher])
+
+
+def start_process(
+    command: Sequence[str],
+    output: IO[bytes],
+    environ: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process of a cluster, in a session of its own. `environ` are its variables, by default those of this one.
+
+    Else the signal by which Jupyter interrupts a cell would end the job.
+    """
+    return subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
+
+
+def end_processes(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Wait for the ends of processes. Kill each that has not ended after 15 s."""
+    deadline = time.monotonic() + _END_SECONDS
+    for process in processes:
         try:
-            self._launcher.wait(_END_SECONDS)
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._launcher.kill()
-            self._launcher.wait()
+            process.kill()
+            process.wait()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 from tf4slurm.api import own_command
 from tf4slurm.clusters.base import NotebookCluster
-from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, LauncherProcess
+from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, LauncherProcess, end_processes, start_process
 from tf4slurm.jobs.run_directory import RunDirectory
 
 
@@ -51,6 +52,8 @@ class LocalCluster(NotebookCluster):
         self._counts = (ps, workers)
         self._runs_directory = runs_directory
         self._launcher: LauncherProcess | None = None
+        self._added: list[subprocess.Popen[bytes]] = []  # the joined workers, without those that were asked to leave
+        self._leaving: list[subprocess.Popen[bytes]] = []
 
     def _launch(self) -> RunDirectory:
         self._launcher = LauncherProcess(self._command(), self._timeout_seconds)
@@ -71,3 +74,15 @@ class LocalCluster(NotebookCluster):
     def _end_launcher(self, *, is_started: bool) -> None:
         if self._launcher is not None:
             self._launcher.end(is_started=is_started)
+        end_processes([*self._added, *self._leaving])  # the launcher has ended them
+
+    def _scale(self, num_added: int) -> None:
+        assert self._launcher is not None
+        assert self.run_directory is not None
+        self._added = [worker for worker in self._added if worker.poll() is None]
+        while len(self._added) > num_added:
+            self._leaving.append(self._added.pop())
+            self._leaving[-1].terminate()
+        while len(self._added) < num_added:
+            command = own_command("join", str(self.run_directory.path))
+            self._added.append(start_process(command, self._launcher.output))

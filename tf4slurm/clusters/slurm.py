@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from tf4slurm.clusters.batch_job import BatchJob
 from tf4slurm.clusters.launcher_process import SERVER_PROGRAM
 from tf4slurm.errors import LaunchError, OptionError, RendezvousError
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.worker_jobs import find_worker_jobs
 from tf4slurm.slurm.commands import has_no_cluster, missing_programs
-from tf4slurm.spec.batch_spec import BatchSpec
+from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec, parse_pairs
 from tf4slurm.spec.keywords import JobKeywords, takes_options_of
 from tf4slurm.spec.options import to_fields
 from tf4slurm.spec.settings import SITE, fill_in, read_settings
@@ -39,6 +40,15 @@ _REFUSED = {
     "snapshot": "the tasks run no file of this directory",
 }
 """The options of a job that a cluster does not have, each with the reason."""
+
+_OF_WORKERS = (
+    *("partition", "account", "qos", "time", "constraint", "exclude", "reservation"),
+    *("cpus_per_task", "mem_per_cpu", "mem_per_gpu", "gpus_per_task", "gpu_flag", "gpu_type"),
+    *("module", "load_env", "venv", "conda", "env", "prologue", "python", "check_env"),
+)
+"""The options of a cluster that the workers of `scale` have, too."""
+
+_OF_NODES = ("nodes", "ntasks", "ntasks-per-node", "job-name", "array", "wait", "nodelist", "mem", "exclusive", "gres")
 
 _HOST_ADVICE = (
     "Start the notebook on a host of the cluster, such as its login node. For ps and workers on this host: use "
@@ -96,6 +106,7 @@ class SlurmCluster(NotebookCluster):
         self._options = _check_options({"ps": ps, "workers": workers, **options})
         super().__init__(BatchSpec.start_timeout_seconds)  # `_launch` has that of the settings
         self._batch_job: BatchJob | None = None
+        self._more: Mapping[str, Any] = {}  # options of the workers of `scale`
 
     def script(self) -> str:
         """Return the batch script that `start` submits. This host needs no Slurm.
@@ -105,6 +116,36 @@ class SlurmCluster(NotebookCluster):
             SettingsError, UntrustedFileError: A settings file cannot be used.
         """
         return api.script(self._spec())
+
+    def scale(self, workers: int, **options: Any) -> None:
+        """Change the number of workers, as `tf4slurm.grow` and `shrink` do: by a job array of single workers.
+
+        See `LocalCluster.scale`. Slurm may keep new workers pending.
+
+        Args:
+            workers: The new number of workers. Those with which the cluster has started stay until its end.
+            options: Options of the new workers, as for `tf4slurm.grow`, such as partition="preempt". The others are
+                those of this cluster, but for the ones that are for whole nodes: mem, exclusive, gres, gpus_per_node.
+
+        Raises:
+            OptionError: `workers` is less than the number of workers with which the cluster has started, or an option
+                is invalid.
+            RendezvousError: The cluster was not started, is closed or has ended. The message has the reason.
+            JobStateError: The job cannot use more workers. The message has the reason.
+            RefusedError, LaunchError: sbatch refused the new workers, or a request to Slurm failed.
+        """
+        self._more = options
+        super().scale(workers)
+
+    def _scale(self, num_added: int) -> None:
+        directory = self.run_directory
+        assert directory is not None
+        known = api.find(str(directory.path))
+        num_missing = num_added - len(find_worker_jobs(known))
+        if num_missing > 0:
+            api.grow(known, num_missing, **{**_worker_options(self._spec(), self._more), **self._more})
+        elif num_missing < 0:
+            api.shrink(known, -num_missing)
 
     @property
     def job(self) -> Job:
@@ -167,6 +208,21 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     BatchSpec.check_each((sys.executable,), {**found, "external_chief": True})
     if type(found["workers"]) is not int:  # None would mean the remaining tasks of an allocation
         raise OptionError(f"workers={found['workers']!r}: expected a number of workers.", option="workers")
+    return found
+
+
+def _worker_options(spec: BatchSpec, given: Collection[str]) -> dict[str, Any]:
+    """Return the options of a cluster that its new workers have, too, but for those that are `given` for them.
+
+    Of --sbatch, those for nodes and tasks are left out. If an amount of memory is given, the cluster's is left out.
+    """
+    memory = [key.replace("-", "_") for key in MEMORY_OPTIONS]
+    left_out = {*given, *(memory if set(memory) & set(given) else ())}
+    found = {name: getattr(spec, name) for name in _OF_WORKERS if name not in left_out}
+    own = parse_pairs("sbatch", spec.sbatch)
+    kept = {name: value for name, value in own.items() if name not in _OF_NODES}
+    if "sbatch" not in given:
+        found["sbatch"] = tuple(f"{name}={value}" if value else name for name, value in kept.items())
     return found
 
 
