@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from tf4slurm import api
 from tf4slurm.errors import LaunchError, UnknownJobError
-from tf4slurm.jobs.formatting import format_table
+from tf4slurm.jobs.formatting import as_sentence, format_table
 from tf4slurm.jobs.progress import show_progress
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
@@ -181,7 +181,9 @@ class Job:
         status = self.status()
         code = "" if status.exit_code is None else f", exit code {status.exit_code}"
         rows: list[tuple[object, ...]] = [("task", "node", "state", "step", "step/s")]
-        rows += [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
+        for task in status.tasks:
+            name = f"{task.task} (joined)" if task.has_joined else task.task
+            rows.append((name, task.node, task.state, task.step, task.steps_per_second))
         if status.elements:
             rows = [("element", "arguments", "state", "exit code", "step")]
         for each in status.elements:
@@ -189,9 +191,10 @@ class Job:
             rows.append((each.job_id or each.name, arguments, each.state, each.exit_code, each.furthest_step))
         texts = [["" if value is None else str(value) for value in row] for row in rows]
         table = "\n".join(format_table(texts))
+        start = f" Expected start: {status.start}." if status.start else ""
+        reason = f"{as_sentence(status.headline)}{start}"
         return (
-            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.headline)}"
-            f"<pre>{escape(table)}</pre>"
+            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(reason)}<pre>{escape(table)}</pre>"
         )
 
     def _spec(self) -> BatchSpec:

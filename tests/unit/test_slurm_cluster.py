@@ -6,6 +6,7 @@ import inspect
 import os
 import shlex
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.fake_slurm import FakeSlurm
 from tf4slurm.clusters import batch_job
 from tf4slurm.clusters.base import NotebookCluster
 from tf4slurm.errors import OptionError, RefusedError, RendezvousError, RendezvousTimeoutError
-from tf4slurm.jobs.schema import JobFile, Process
+from tf4slurm.jobs.schema import JobFile, Process, StatusFile, TaskStatus
 from tf4slurm.jobs.status import JobStatus
 
 PROGRAM = "-m tf4slurm.tensorflow.server_program"
@@ -204,3 +205,35 @@ def test_new_workers_have_the_options_of_the_cluster_but_those_of_whole_nodes(
     assert "export A=1" in script
     with pytest.raises(OptionError, match="'nodes' is not an option of tf4slurm grow"):
         cluster.scale(4, nodes=2)
+
+
+def test_notebook_shows_why_the_job_is_pending_and_when_it_starts(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = tf4slurm.SlurmCluster(site="none", pending_timeout_seconds=0)
+    assert cluster._repr_html_() == "<pre>SlurmCluster(a new cluster: not started)</pre>"
+    line = "50|PENDING|Priority|0:00|1:00|2026-11-27T10:21:07|"
+    slurm.fake("squeue", f"echo '{line}'")
+    monkeypatch.setattr(batch_job.BatchJob, "end", lambda job, is_started: None)  # it stays pending
+    with pytest.raises(RendezvousTimeoutError):
+        cluster.start()
+    page = cluster._repr_html_()
+    assert page.startswith("<b>notebook-50</b> PENDING<br>Priority: jobs with a higher priority are first. Expected")
+    assert "Expected start: 2026-11-27T10:21:07.<pre>" in page
+
+
+def test_notebook_shows_state_node_and_step_of_each_task(slurm: FakeSlurm) -> None:
+    run = slurm.run("notebook-50")
+    tasks = [
+        TaskStatus("ps/0", 0, node="n1", state="running"),
+        TaskStatus("worker/0", 1, node="n2", state="importing"),
+        TaskStatus("worker/1", 3, has_joined=True, node="n3", state="running"),
+        TaskStatus("chief/0", 2, node="login", state="running", step=7, steps_per_second=2.5),
+    ]
+    run.write(StatusFile(time=time.time(), tasks=tuple(tasks)))
+    slurm.set_queue(j50="RUNNING")
+    cluster = tf4slurm.SlurmCluster(site="none")
+    cluster.run_directory = run
+    lines = cluster._repr_html_().partition("<pre>")[2].splitlines()
+    words = ["task node state step step/s", "ps/0 n1 running", "worker/0 n2 importing", "worker/1 (joined) n3 running"]
+    assert [" ".join(line.split()) for line in lines] == [*words, "chief/0 login running 7 2.5</pre>"]

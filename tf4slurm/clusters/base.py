@@ -191,7 +191,7 @@ class NotebookCluster(abc.ABC):
         if type(workers) is not int or workers < first:
             raise OptionError(
                 f"workers={workers!r}: {self._name} has started with {format_count(first, 'worker')}, and these stay "
-                f"until its end. Give {first} or more. For fewer, close it, restart the kernel, and start another cluster.",
+                f"until its end. Give {first} or more. For fewer: close it, restart the kernel, start another cluster.",
                 option="workers",
             )
         self._scale(workers - first)
@@ -226,9 +226,10 @@ class NotebookCluster(abc.ABC):
         return f"{type(self).__name__}({self._name}: {self._state})"
 
     def _repr_html_(self) -> str:
-        if self.run_directory is None:
+        try:
+            return self.job._repr_html_()
+        except UnknownJobError:
             return f"<pre>{escape(repr(self))}</pre>"
-        return self.job._repr_html_()
 
     def find_end(self, timeout_seconds: float) -> str:
         """Return why the cluster has ended, as a sentence. Return "" if it has not ended within the timeout."""
