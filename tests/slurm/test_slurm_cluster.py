@@ -183,6 +183,21 @@ def test_worker_that_scale_adds_trains_and_leaves(lab: SlurmLab, tmp_path: Path)
     assert any("this worker has ended" in line for line in scripts), scripts
 
 
+@pytest.mark.parametrize("step", [(), ("srun", "--ntasks=1", "--nodes=1")], ids=["salloc", "srun"])
+def test_cluster_here_uses_the_allocation_of_the_notebook(lab: SlurmLab, tmp_path: Path, step: tuple[str, ...]) -> None:
+    code = TRAIN.replace('nodes=3, time="5m"', "here=True").replace('nodes", len', 'hosts", len')
+    script = tmp_path / "train.py"
+    script.write_text(code + 'print("queue", len(__import__("subprocess").getoutput("squeue -h").splitlines()))\n')
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    command = ("salloc", "-Q", "-N2", "-n3", "-t5", *step, sys.executable, str(script))
+    done = lab.run(*command, cwd=tmp_path, env=environ, timeout_seconds=200, check=False)
+    output = done.stdout + done.stderr
+    assert "total 21.0 on /job:ps/replica:0/task:0" in output, output
+    hosts = r"hosts 2 chief/0 (?!ctl)" if step else "hosts 3 chief/0 ctl"
+    assert re.search(hosts, output), output
+    assert "end COMPLETED 0\nqueue 1\n" in output, "the allocation is the notebook's"
+
+
 FAILURES = """
 import tf4slurm
 for options in ({"partition": "nope"}, {"prologue": "echo the module is missing; exit 7"}):

@@ -34,7 +34,14 @@ def command_of(**options: Any) -> str:
 def test_script_runs_servers_for_an_external_chief() -> None:
     lines = tf4slurm.SlurmCluster(1, 3, nodes=2, time="2h", partition="gpu", site="none").script().splitlines()
     directives = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
-    assert {"--nodes=2", "--ntasks=4", "--time=2:00:00", "--partition=gpu", "--job-name=notebook"} <= directives
+    assert {
+        "--nodes=2",
+        "--ntasks=4",
+        "--time=2:00:00",
+        "--partition=gpu",
+        "--job-name=notebook",
+        "--no-requeue",
+    } <= directives
     assert "--external-chief" in shlex.split(lines[-1])
     assert lines[-1].endswith(f" -- {shlex.quote(sys.executable)} {PROGRAM}")
 
@@ -64,7 +71,8 @@ def test_settings_complete_the_options_except_those_that_a_cluster_does_not_have
     script = tf4slurm.SlurmCluster(time="5m").script()
     assert "#SBATCH --partition=short" in script
     assert "#SBATCH --ntasks=3" in script
-    assert "requeue" not in script.partition("# After a requeue")[0]
+    assert "--no-requeue" in script
+    assert "--requeue" not in script
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,7 @@ def test_settings_complete_the_options_except_those_that_a_cluster_does_not_have
         ({"worker": 3}, "'worker' is not an option of a job. Did you mean 'workers'"),
         ({"workers": None}, "workers=None: expected a number"),
         ({"ps": -1}, "--ps: -1 is less than 0"),
+        ({"here": True, "partition": "gpu"}, "With here=True nothing is submitted, so partition has no effect"),
         ({"mem": "1G", "mem_per_cpu": "1G"}, "exclude each other"),
     ],
 )
@@ -237,3 +246,14 @@ def test_notebook_shows_state_node_and_step_of_each_task(slurm: FakeSlurm) -> No
     lines = cluster._repr_html_().partition("<pre>")[2].splitlines()
     words = ["task node state step step/s", "ps/0 n1 running", "worker/0 n2 importing", "worker/1 (joined) n3 running"]
     assert [" ".join(line.split()) for line in lines] == [*words, "chief/0 login running 7 2.5</pre>"]
+
+
+def test_cluster_here_needs_an_allocation_and_has_no_script(slurm: FakeSlurm) -> None:
+    cluster = tf4slurm.SlurmCluster(here=True, site="none")
+    with pytest.raises(OptionError, match="no batch script"):
+        cluster.script()
+    with pytest.raises(
+        RendezvousError, match=r"this process is in none\. .*salloc --ntasks=3 jupyter lab.* omit here=True"
+    ):
+        cluster.start()
+    assert slurm.calls("sbatch") == slurm.calls("srun") == []

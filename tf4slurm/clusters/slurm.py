@@ -1,4 +1,4 @@
-"""`SlurmCluster`: ps and workers in a Slurm job, with a notebook as their chief."""
+"""`SlurmCluster`: ps and workers in a Slurm job, or in the allocation of a notebook, which is their chief."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 from tf4slurm import api
 from tf4slurm.clusters.base import NotebookCluster
 from tf4slurm.clusters.batch_job import BatchJob
-from tf4slurm.clusters.launcher_process import SERVER_PROGRAM
+from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, LauncherProcess
 from tf4slurm.errors import LaunchError, OptionError, RendezvousError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.worker_jobs import find_worker_jobs
 from tf4slurm.slurm.commands import has_no_cluster, missing_programs
+from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.batch_spec import MEMORY_OPTIONS, BatchSpec, parse_pairs
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.keywords import JobKeywords, takes_options_of
-from tf4slurm.spec.options import to_fields
+from tf4slurm.spec.options import options_of, to_fields
 from tf4slurm.spec.settings import SITE, fill_in, read_settings
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class _Keywords(JobKeywords):
     ps: int = field(default=1, kw_only=False)
     workers: int = field(default=2, kw_only=False)
     pending_timeout_seconds: float | None = None
+    here: bool = False
 
 
 class SlurmCluster(NotebookCluster):
@@ -96,6 +99,8 @@ class SlurmCluster(NotebookCluster):
             pending_timeout_seconds: Timeout in seconds for the start of the job in Slurm. By default there is none.
                 `start_timeout_seconds` begins when the job has started, and again when a strategy is created, for the
                 tasks' servers.
+            here: Start the tasks with srun in the allocation that this process is in. Nothing is submitted, and options
+                for sbatch are refused. The allocation has one task for each ps and worker.
             site: Profile of the cluster's settings, or "none" to read no settings. By default the settings name it.
 
         Raises:
@@ -103,18 +108,21 @@ class SlurmCluster(NotebookCluster):
         """
         self._site: str | None = options.pop(SITE, None)
         self._pending_timeout_seconds: float | None = options.pop("pending_timeout_seconds", None)
-        self._options = _check_options({"ps": ps, "workers": workers, **options})
+        self._is_here: bool = options.pop("here", False)
+        self._options = _check_options({"ps": ps, "workers": workers, **options}, is_here=self._is_here)
         super().__init__(BatchSpec.start_timeout_seconds)  # `_launch` has that of the settings
-        self._batch_job: BatchJob | None = None
+        self._launched: BatchJob | LauncherProcess | None = None
         self._more: Mapping[str, Any] = {}  # options of the workers of `scale`
 
     def script(self) -> str:
         """Return the batch script that `start` submits. This host needs no Slurm.
 
         Raises:
-            OptionError, PlacementError: Options and settings contradict each other.
+            OptionError, PlacementError: Options and settings contradict each other. Or with `here` there is no script.
             SettingsError, UntrustedFileError: A settings file cannot be used.
         """
+        if self._is_here:
+            raise OptionError("With here=True nothing is submitted, so there is no batch script.", option="here")
         return api.script(self._spec())
 
     def scale(self, workers: int, **options: Any) -> None:
@@ -142,7 +150,9 @@ class SlurmCluster(NotebookCluster):
         assert directory is not None
         known = api.find(str(directory.path))
         num_missing = num_added - len(find_worker_jobs(known))
-        if num_missing > 0:
+        if num_missing > 0 and self._is_here:
+            api.grow(known, num_missing, site=self._site, **self._more)
+        elif num_missing > 0:
             api.grow(known, num_missing, **{**_worker_options(self._spec(), self._more), **self._more})
         elif num_missing < 0:
             api.shrink(known, -num_missing)
@@ -154,46 +164,63 @@ class SlurmCluster(NotebookCluster):
         Raises:
             UnknownJobError: The cluster was not started.
         """
-        if self.run_directory is None and self._batch_job is not None and self._batch_job.known is not None:
+        known = self._launched.known if isinstance(self._launched, BatchJob) else None
+        if self.run_directory is None and known is not None:
             from tf4slurm.job import Job
 
-            return Job.find(self._batch_job.known.job_id)
+            return Job.find(known.job_id)
         return super().job
 
     def _spec(self) -> BatchSpec:
         """Return the job: the given options, completed with options from the settings files."""
+        options = self._fill_in(BatchSpec)
+        return BatchSpec((_find_python(options), *SERVER_PROGRAM), **options)
+
+    def _fill_in(self, kind: type[JobSpec]) -> dict[str, Any]:
         given = {"name": "notebook", "external_chief": True, **self._options}
         settings = read_settings(os.environ, self._site)
-        settings = {name: setting for name, setting in settings.items() if name not in _REFUSED}
-        options = fill_in(BatchSpec, given, settings)
-        return BatchSpec((_find_python(options), *SERVER_PROGRAM), **options)
+        return fill_in(kind, given, {name: setting for name, setting in settings.items() if name not in _REFUSED})
 
     def _launch(self) -> RunDirectory:
         if missing := missing_programs():
             text = f"Slurm's programs {', '.join(missing)} are not on PATH of {os.uname().nodename}. {_HOST_ADVICE}"
             raise RendezvousError(text)
-        spec = self._spec()
+        spec = self._spec_here() if self._is_here else self._spec()
         self._timeout_seconds = spec.start_timeout_seconds
-        self._batch_job = BatchJob(spec, self._pending_timeout_seconds)
+        if isinstance(spec, BatchSpec):
+            self._launched = BatchJob(spec, self._pending_timeout_seconds)
+        else:
+            command = api.own_command("run", "--site", "none", *spec.to_arguments(), "--", *spec.command)
+            self._launched = LauncherProcess(command, self._timeout_seconds)
         try:
-            return self._batch_job.launch()
+            return self._launched.launch()
         except LaunchError as error:
             if has_no_cluster(error.stderr):
                 raise RendezvousError(f"{error}\n{_HOST_ADVICE}") from error
             raise
 
+    def _spec_here(self) -> JobSpec:
+        """Return the job for the allocation of this process. Raise RendezvousError if this process is in none."""
+        spec = JobSpec((sys.executable, *SERVER_PROGRAM), **self._fill_in(JobSpec))
+        if SlurmAllocation.from_environ(os.environ) is None:
+            raise RendezvousError(
+                "here=True is for a notebook in an allocation of Slurm, and this process is in none. Start it there, "
+                f'such as with "salloc --ntasks={spec.num_spawned} jupyter lab", or omit here=True to submit a job.'
+            )
+        return spec
+
     def _has_launcher_ended(self) -> bool:
-        return self._batch_job is not None and self._batch_job.has_ended()
+        return self._launched is not None and self._launched.has_ended()
 
     def _describe_launch(self) -> str:
-        return "" if self._batch_job is None else self._batch_job.describe()
+        return "" if self._launched is None else self._launched.describe()
 
     def _end_launcher(self, *, is_started: bool) -> None:
-        if self._batch_job is not None:
-            self._batch_job.end(is_started=is_started)
+        if self._launched is not None:
+            self._launched.end(is_started=is_started)
 
 
-def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def _check_options(options: Mapping[str, Any], *, is_here: bool) -> dict[str, Any]:
     """Return the options by field name. Raise OptionError for those that a cluster does not have, or that are invalid.
 
     Rules about several options are not applied, because settings may still add options.
@@ -205,6 +232,8 @@ def _check_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name in found:
         if name in _REFUSED:
             raise OptionError(f"A SlurmCluster has no {name}: {_REFUSED[name]}. Omit it.", option=name)
+        if is_here and name not in options_of(JobSpec):
+            raise OptionError(f"With here=True nothing is submitted, so {name} has no effect. Omit it.", option=name)
     BatchSpec.check_each((sys.executable,), {**found, "external_chief": True})
     if type(found["workers"]) is not int:  # None would mean the remaining tasks of an allocation
         raise OptionError(f"workers={found['workers']!r}: expected a number of workers.", option="workers")
