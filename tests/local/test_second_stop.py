@@ -132,7 +132,7 @@ def test_cancel_now_ends_a_job_that_saves(job: Job, options: tuple[str, ...]) ->
         r"received SIGQUIT while the scripts save: the last \d+ s of the grace period are skip", job.stderr
     )
     assert job.result["state"] == "STOPPED"
-    assert job.result["reason"].endswith(" chief/0 was ended before it had stopped by itself.")
+    assert " chief/0 got SIGTERM before it had stopped by itself" in job.result["reason"]
 
 
 def test_cancel_now_ends_a_job_that_trains_without_a_save(job: Job) -> None:

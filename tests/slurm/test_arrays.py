@@ -313,7 +313,7 @@ def test_states_are_true_at_every_look_and_no_save_is_cut(sweep: Sweep, seed: in
     for index, kind in enumerate(kinds):
         job_id = f"{array}_{index}"
         expected = {FAILED if kind == "fail" else COMPLETED, *([STOPPED] if job_id in disturber.cancelled else [])}
-        assert ended[job_id] in expected, (job_id, ended)
+        assert ended[job_id] in expected, sweep.status(job_id)
     begun, done = sweep.saves()
     assert begun == done
     assert begun, "nothing was disturbed"

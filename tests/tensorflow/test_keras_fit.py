@@ -15,6 +15,7 @@ import pytest
 
 from tests.jobs import TF4SLURM, Job
 from tests.processes import child_of, wait_until
+from tf4slurm.jobs.tracebacks import without_logs
 
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
@@ -207,7 +208,8 @@ def result_of(directory: Path, model: str, *options: str, roles: tuple[str, ...]
 def features(directory: Path, *names: str) -> list[str]:
     """Run parts of keras_features.py in a LocalCluster; return the printed lines."""
     ran = run(sys.executable, str(FEATURES), *names, directory=directory)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    errors = "\n".join(without_logs(ran.stderr.splitlines()))
+    assert ran.returncode == 0, ran.stdout[-3000:] + errors[-5000:]
     return ran.stdout.splitlines()
 
 

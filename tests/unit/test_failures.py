@@ -233,7 +233,7 @@ LOGS = (
 @pytest.mark.parametrize("path", RECORDED, ids=[f"{path.parent.name}-{path.stem}" for path in RECORDED])
 @pytest.mark.parametrize("log", LOGS, ids=["line", "traceback", "remote"])
 def test_message_of_another_thread_between_two_lines_of_a_traceback_changes_nothing(path: Path, log: list[str]) -> None:
-    """Python writes each line of a traceback, and the whole message of the exception, in one piece."""
+    """Python writes each header and each message of an exception in one piece, a line between them in many."""
     facts, *printed = path.read_text().splitlines()
     lines = without_logs(printed)
     expected = find_failure(lines, int(facts.split()[1]), "/home/ana/train")
@@ -241,6 +241,11 @@ def test_message_of_another_thread_between_two_lines_of_a_traceback_changes_noth
         for index in range(traceback.start, traceback.end):
             output = [*lines[:index], *log, *lines[index:]]
             assert find_failure(output, int(facts.split()[1]), "/home/ana/train") == expected, index
+            line = lines[index]
+            before, after = line[: len(line) // 2], line[len(line) // 2 :]
+            if index > traceback.start and before:
+                output = [*lines[:index], before + log[0], *log[1:], after, *lines[index + 1 :]]
+                assert find_failure(output, int(facts.split()[1]), "/home/ana/train") == expected, index
 
 
 @pytest.mark.parametrize(

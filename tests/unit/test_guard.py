@@ -16,12 +16,18 @@ from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 
 AGENT = """
-import os, signal, subprocess, sys, time
+import asyncio, os, signal, subprocess, sys, time
 from tf4slurm.system import guard
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST, start_guard
 guard._CLEAN_SECONDS = 60  # a busy machine may delay the end of a killed process
-start_guard()
+start_guard(blocks_signals="blocks" in sys.argv)
+if "blocks" in sys.argv:
+    print(os.getpid(), flush=True)
+    time.sleep(0.5)
+    loop = asyncio.new_event_loop()
+    guard.handle_stop_signals(loop, lambda name: os._exit(50))
+    loop.run_forever()
 for number in (GUARD_LOST, *(STOP_SIGNALS if "handles" in sys.argv else ())):
     signal.signal(number, lambda number, frame: os._exit(40 + number))
 if "exits" in sys.argv:
@@ -59,6 +65,14 @@ def test_stop_signal_to_guard_reaches_its_agent_and_leftovers_are_ended(
         guard.send_signal(number)
         assert guard.wait(60) == 40 + number
     assert wait_until_gone(process_mark, timeout_seconds=0) == []
+
+
+def test_stop_signal_waits_until_the_agent_handles_it() -> None:
+    """Slurm sends SIGTERM at a preemption, also while agents import their modules."""
+    with start("blocks") as guard:
+        agent_of(guard)
+        guard.send_signal(signal.SIGTERM)
+        assert guard.wait(60) == 50
 
 
 def test_other_signals_do_not_end_a_guard() -> None:

@@ -255,9 +255,8 @@ def test_warning_names_what_was_looked_at_and_the_likely_cause(roles: tuple[str,
     assert watch.check(job(*roles), 100) is None
     assert watch.check(job(*roles), 159) is None
     warning = watch.check(job(*roles), 160) or ""
-    assert warning.startswith(
-        "No task has shown a sign of work for 60 s: no new step, no output of the script, no traf"
-    )
+    assert warning.startswith("No task has shown a sign of work for 60 s. ")
+    assert " Seen: no new step, no output of the script, no traffic of a step" in warning
     assert "at most 0.6 s of processor time a minute in each task and its child processes" in warning
     assert words in warning
 

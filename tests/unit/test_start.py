@@ -62,7 +62,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[]
     (tmp_path / "train").write_text("#!/bin/sh\n")
     (tmp_path / "train").chmod(0o755)
     spec = JobSpec(("train",), workers=1, runs_directory=tmp_path / "runs")
-    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield lambda: run_job(spec, environ, SlurmAllocation(JobId(4711), 3, None), lambda _: TerminalOutput())
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -109,6 +109,14 @@ def test_result_of_the_launcher_is_kept(
     with pytest.raises(BrokenPipeError):
         run()
     assert result_of(tmp_path)["reason"].startswith("srun could not start the tasks: it exited with code 1.")
+
+
+def test_step_that_is_stopped_while_its_tasks_start_stops_the_job(tmp_path: Path, run: Callable[[], object]) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexit 143\n")
+    run()
+    result = result_of(tmp_path)
+    assert (result["state"], result["exit_code"]) == ("STOPPED", 143)
+    assert result["reason"] == "The job was stopped: the step received SIGTERM while its tasks started."
 
 
 def test_launcher_does_not_wait_for_ever_for_the_file_system(

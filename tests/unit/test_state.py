@@ -46,7 +46,10 @@ LIMITS = JobSpec(
     max_worker_restarts=2,
 )
 GRACEFUL = dataclasses.replace(LIMITS, grace_period_seconds=20)
-CHIEF_WAS_ENDED = "chief/0 was ended before it had stopped by itself."
+INCOMPLETE = "a checkpoint that was being saved may be incomplete."
+WAS_ENDED = f"got SIGTERM before it had stopped by itself: {INCOMPLETE}"
+THEY_WERE_ENDED = f"got SIGTERM before they had stopped by themselves: {INCOMPLETE}"
+CHIEF_WAS_ENDED = f"chief/0 {WAS_ENDED}"
 TWO_ATTEMPTS = dataclasses.replace(LIMITS, max_attempts=2)
 TICK = 0.2
 FULL = "chief ps worker worker"
@@ -940,7 +943,8 @@ def test_stopped_job_has_the_grace_period() -> None:
     assert job.phase() is Phase.STOPPING
     job.turn(2)
     assert job.phase() is Phase.TERMINATING
-    reason = f"The job was stopped: the launcher received SIGTERM. {CHIEF_WAS_ENDED}"
+    cure = " Give it more time with --grace-period."
+    reason = f"The job was stopped: the launcher received SIGTERM. {CHIEF_WAS_ENDED}{cure}"
     assert job.outcome == Outcome(143, reason, is_stop=True)
 
 
@@ -1005,11 +1009,15 @@ def test_only_another_ctrl_c_and_now_skip_the_grace_period(requests: str, phase:
 @pytest.mark.parametrize(
     ("roles", "saved", "end"),
     [
-        ("chief ps worker", (), " chief/0 was ended before it had stopped by itself."),
+        ("chief ps worker", (), f" {CHIEF_WAS_ENDED}"),
         ("chief ps worker", (0,), ""),
-        ("ps worker worker", (), " worker/0 and worker/1 were ended before they had stopped by themselves."),
-        ("ps worker worker", (1,), " worker/1 was ended before it had stopped by itself."),
-        ("ps " + "worker " * 11, (), " 11 tasks were ended before they had stopped by themselves."),
+        (
+            "ps worker worker",
+            (),
+            f" worker/0 and worker/1 {THEY_WERE_ENDED}",
+        ),
+        ("ps worker worker", (1,), f" worker/1 {WAS_ENDED}"),
+        ("ps " + "worker " * 11, (), f" 11 tasks {THEY_WERE_ENDED}"),
     ],
 )
 @pytest.mark.parametrize("request_", [StopRequest.NOW, StopRequest.CTRL_C])

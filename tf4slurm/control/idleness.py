@@ -158,13 +158,20 @@ def _idle_bytes(record: TaskRecord, records: Sequence[TaskRecord]) -> int:
     return _IDLE_BYTES + _COORDINATION_BYTES * sum(each.role.is_in_cluster for each in records)
 
 
+_ADVICE = 'If they should work, see what each printed last with "tf4slurm logs".'
+_SEEN = f"Seen: {', '.join(SIGNS.values())}."
+
+
 def _describe_idleness(records: Sequence[TaskRecord], seconds: float) -> str:
-    """Return a warning that names the signs of work that are missing, and the likely cause.
+    """Return a warning that names the likely cause, and the signs of work that are missing."""
+    return f"No task has shown a sign of work for {seconds:.0f} s. {_likely_cause(records)}{_ADVICE} {_SEEN}"
+
+
+def _likely_cause(records: Sequence[TaskRecord]) -> str:
+    """Return why tasks may wait for ever, as sentences with the cure and a space, or "" if nothing hints at a cause.
 
     In a job without a chief, the script may wait for one. In a job with a chief, the script may expect none.
     """
-    seen = f"No task has shown a sign of work for {seconds:.0f} s: {', '.join(SIGNS.values())}."
-    what_to_do = 'If they should work, see what each printed last with "tf4slurm logs".'
     task_types = {record.task.task_type for record in records if record.role.is_in_cluster}
     is_beginning = all(record.observed.script.step is None and record.observed.returncode is None for record in records)
     ended = [record for record in records if record.role.trains and record.observed.returncode == 0]
@@ -172,14 +179,14 @@ def _describe_idleness(records: Sequence[TaskRecord], seconds: float) -> str:
         waiting = next((each for each in records if each.role.trains and each not in ended), ended[0])
         names = format_tasks((each.name for each in ended), MOST_NAMES)
         return (
-            f"{seen} {names} exited with 0: a session of TensorFlow 1 without device_filters waits for such a task for "
-            f"ever. Give it, in {waiting.task}, {describe_filters(waiting)}. {what_to_do}"
+            f"{names} exited with 0: a session of TensorFlow 1 without device_filters waits for such a task for ever. "
+            f"Give it, in {waiting.task}, {describe_filters(waiting)}. "
         )
     if "ps" not in task_types or not is_beginning:
-        return f"{seen} {what_to_do}"
+        return ""
     if "chief" not in task_types:
         return (
-            f"{seen} This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it "
-            f"without --no-chief. {what_to_do}"
+            "This job has no chief: if the script waits for one, as ParameterServerStrategy does, start it without "
+            "--no-chief. "
         )
-    return f"{seen} This job has a chief: if worker 0 leads in the script, start it with --no-chief. {what_to_do}"
+    return "This job has a chief: if worker 0 leads in the script, start it with --no-chief. "

@@ -430,7 +430,7 @@ class JobState:
         elif self.phase is Phase.STOPPING and self._stop is not None:
             text = f"the grace period of {self.spec.grace_period_seconds:g} s is over"
             self.emit("grace_period_over", None, text)
-            self._decide_stop(self._stop)
+            self._decide_stop(self._stop, " Give it more time with --grace-period.")
         elif self.phase is Phase.TERMINATING:
             late = [record for record in self.tasks if record.has_registered and not record.is_gone]
             self.emit("not_terminated", None, f"{format_tasks(late)} did not terminate in time")
@@ -442,14 +442,17 @@ class JobState:
         if self.phase is Phase.STOPPING and self._stop is not None and rules.is_stop_over(self.tasks.members):
             self._decide_stop(self._stop)
 
-    def _decide_stop(self, stop: Outcome) -> None:
-        """End the job after a stop request. The reason names the tasks that had not stopped by themselves."""
+    def _decide_stop(self, stop: Outcome, cure: str = "") -> None:
+        """End the job after a stop request. The reason names the tasks that had not stopped by themselves, and `cure`.
+
+        Such a task gets SIGTERM. It may still complete its checkpoint within `JobSpec.kill_wait_seconds`.
+        """
         late = [each.name for each in rules.not_stopped(self.tasks.members)]
         if late:
             names = format_tasks(late[:_MOST_NAMED]) if len(late) <= _MOST_NAMED else f"{len(late)} tasks"
-            end = "was ended before it" if len(late) == 1 else "were ended before they"
-            themselves = "itself" if len(late) == 1 else "themselves"
-            stop = dataclasses.replace(stop, reason=f"{stop.reason} {names} {end} had stopped by {themselves}.")
+            had = "it had stopped by itself" if len(late) == 1 else "they had stopped by themselves"
+            text = f"{names} got SIGTERM before {had}: a checkpoint that was being saved may be incomplete.{cure}"
+            stop = dataclasses.replace(stop, reason=f"{stop.reason} {text}")
         self.decide(stop)
 
     def _complete_if_done(self) -> None:

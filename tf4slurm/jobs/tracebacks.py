@@ -26,7 +26,7 @@ _NOTEBOOK_FRAME = re.compile(
     r"^(?:File (?P<file>[^\s:]+):(?P<line>\d+)|(?P<cell>Cell In\[\d+\]), line (?P<cell_line>\d+))"
 )
 # A message that TensorFlow's C++ code logs. Another thread may print one between the lines of a traceback.
-_LOG = re.compile(r"^(?:\d{4}-\d\d-\d\d [\d:.]+: [IWE] |[IWE]\d{4} [\d:.]+ +\d+ )")
+_LOG = re.compile(r"(?:\d{4}-\d\d-\d\d [\d:.]+: [IWE] |[IWE]\d{4} [\d:]{8,}\.\d+ +\d+ )\S+:\d+\] ")
 MESSAGE_END = re.compile(r"^(Additional GRPC error information|:(?:\{|UNKNOWN:)|\t ?\[\[|\t*\[\[\{\{node)")
 """Lines after the text of TensorFlow's message of an operation."""
 DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
@@ -100,18 +100,22 @@ def find_tracebacks(lines: list[str]) -> list[Traceback]:
 def without_logs(lines: Sequence[str]) -> list[str]:
     """Return the output without the messages that TensorFlow's C++ code logs, except those of fatal errors.
 
-    TensorFlow writes each in one piece, so that it may stand between any two lines of a traceback. A message with the
-    error of a Python function has the function's traceback, with an empty line before each frame. That of an operation on
-    another host ends with further lines.
+    TensorFlow writes each in one piece, but Python a traceback in many, so that a message may stand between any two
+    lines of a traceback, and inside of a line. A message with the error of a Python function has the function's
+    traceback, with an empty line before each frame. The error of an operation on another host ends with further lines.
     """
     kept = []
+    begun = ""  # the beginning of a line that a message has interrupted
     index = 0
     while index < len(lines):
-        if _LOG.match(lines[index]) is None:
-            kept.append(lines[index])
-            index += 1
-            continue
+        line = begun + lines[index]
         index += 1
+        match = _LOG.search(line)
+        if match is None:
+            kept.append(line)
+            begun = ""
+            continue
+        begun = line[: match.start()]
         if lines[index : index + 2] == [HEADER, ""]:
             end = next((each for each in range(index + 1, len(lines)) if EXCEPTION.match(lines[each])), len(lines) - 1)
             index = end + 1
@@ -119,7 +123,10 @@ def without_logs(lines: Sequence[str]) -> list[str]:
                 index += 1
         while index < len(lines) and MESSAGE_END.match(lines[index]):
             index += 1
-    return kept
+        if begun and index < len(lines) and _starts_traceback(list(lines[index : index + 2]), 0):
+            kept.append(begun)
+            begun = ""
+    return [*kept, begun] if begun else kept
 
 
 def _next(lines: list[str], index: int) -> str:

@@ -211,6 +211,8 @@ class Launcher:
             outcome = Outcome(EXIT_TASK_LOST, f"srun ended before the job did: {end}", failure=failure)
         else:
             outcome = Outcome(EXIT_PREFLIGHT, f"srun could not start the tasks: {end}", failure=failure)
+            if returncode == 128 + signal.SIGTERM:  # at a preemption, Slurm signals only the step
+                self._stop(signal.SIGTERM, "the step received SIGTERM while its tasks started")
         self._state.on_spawner_exit(outcome, self._clock.now())
         self._service.publish()
 

@@ -42,7 +42,8 @@ _KILL_SECONDS = 2.0
 _PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
 _RUN_AGENT = (
     f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; "
-    "from tf4slurm.system.guard import start_guard; start_guard(); from tf4slurm.agent.agent import main; main()"
+    "from tf4slurm.system.guard import start_guard; start_guard(blocks_signals=True); "
+    "from tf4slurm.agent.agent import main; main()"
 )
 _AGENT = (sys.executable, "-I", "-S", "-c", _RUN_AGENT)
 _NO_SRUN = "this is a Slurm allocation. Put Slurm's programs on PATH, or use --local for local processes."

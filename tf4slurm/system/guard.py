@@ -61,7 +61,7 @@ def _handled_signals() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if not (is_ignored and number == signal.SIGHUP)]
 
 
-def start_guard(*, is_in_terminal: bool = False) -> None:
+def start_guard(*, is_in_terminal: bool = False, blocks_signals: bool = False) -> None:
     """Fork this process, and return in the child, which becomes the agent. The parent becomes the guard.
 
     The guard passes stop signals on to the agent. When the agent has ended, the guard kills the agent's remaining
@@ -72,7 +72,10 @@ def start_guard(*, is_in_terminal: bool = False) -> None:
     Args:
         is_in_terminal: Whether a person starts this process in a terminal. If so, the agent gets its own process group,
             and Ctrl-C, Ctrl-Z and the end of the terminal reach only the guard.
+        blocks_signals: Whether stop signals wait until the agent calls `handle_stop_signals`. Otherwise they end it.
     """
+    if blocks_signals:
+        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)
     if sys.platform != "linux":
         return
     guard = os.getpid()
@@ -96,6 +99,7 @@ def _guard(agent: int, others: Others) -> NoReturn:
         signal.signal(number, pass_on)
     for number in OTHER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
     adopt_orphans()
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     for number in numbers:
