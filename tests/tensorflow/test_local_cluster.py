@@ -99,6 +99,23 @@ def step_fn():
 def train(steps):
     return run_steps(coordinator, step_fn, steps)
 """
+RESUMED_CELL = """
+import tensorflow as tf
+from tf4slurm.tensorflow import Checkpoints, parameter_server_strategy, run_steps
+strategy, coordinator = parameter_server_strategy()
+with strategy.scope():
+    total = tf.Variable(0.0)
+    step = tf.Variable(0, dtype=tf.int64)
+checkpoints = Checkpoints("checkpoints", step=step, total=total)
+restored = int(step)
+
+def step_fn():
+    total.assign_add(1.0)
+
+def train(steps):
+    run_steps(coordinator, step_fn, steps, checkpoints=checkpoints)
+    return float(total) == float(step) >= steps
+"""
 KILL_PS = """
 import psutil
 for process in psutil.process_iter(["environ"]):
@@ -106,6 +123,12 @@ for process in psutil.process_iter(["environ"]):
         process.info["environ"]["TF4SLURM_RUN_DIRECTORY"] == str(cluster.run_directory.path)
     ):
         process.kill()
+"""
+ATTACH = """
+import tf4slurm
+job = tf4slurm.Job("true", chief=True, workers=0, name="train")
+job.run(local=True)
+tf4slurm.LocalCluster.attach(job.status().run_directory)
 """
 RAISE = """
 import tf4slurm
@@ -160,6 +183,11 @@ class Notebook:
         error = self.fail(code)
         thread.join()
         return error.partition(":")[0]
+
+    def restart(self, *, now: bool) -> None:
+        """Restart the kernel, as the button of JupyterLab does. With `now`, kill it."""
+        self._manager.restart_kernel(now=now)
+        self._client.wait_for_ready(60)
 
     def _execute(self, code: str) -> tuple[str, str]:
         lines: list[str] = []
@@ -246,9 +274,9 @@ def test_cells_share_a_cluster_until_a_ps_is_lost(tmp_path: Path, process_mark: 
         notebook.run("import os, signal\nps = cluster.status().tasks[0]\n" + KILL_PS)
         error = notebook.fail("train(10)")
         assert error.startswith("ParameterServerLostError")
-        assert re.search(r"The cluster has ended.* ps/0 on \S+ was killed by signal 9", error)
-        assert "restart the kernel" in error
-        assert "The cluster has ended. ps/0" in notebook.fail("cluster.strategy()")
+        assert re.search(r"ps/0 on \S+ was killed by signal 9 \(SIGKILL\)\. Call restart\(\) on the cluster", error)
+        assert "restart the kernel, and call tf4slurm.LocalCluster.attach('notebook-" in error
+        assert "ps/0 on " in notebook.fail("cluster.strategy()")
         notebook.run("cluster.close()")
         assert notebook.run("print(cluster.status().state)") == "FAILED\n"
     assert not wait_until_gone(process_mark, 30)
@@ -264,6 +292,77 @@ def test_exit_of_the_kernel_closes_the_cluster(tmp_path: Path, process_mark: str
     result = directory.read(ResultFile)
     assert result is not None
     assert (result.state, result.exit_code) == ("COMPLETED", 0)
+
+
+def start_and_restart(notebook: Notebook, timeout_seconds: float = 100.0) -> RunDirectory:
+    """Start a cluster in a kernel, and let it wait for another chief."""
+    notebook.run("import tf4slurm; cluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+    directory = RunDirectory(Path(notebook.run("print(cluster.run_directory.path)").strip()))
+    notebook.run(f"cluster.restart(timeout_seconds={timeout_seconds})")
+    return directory
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_restarted_kernel_attaches_and_resumes_after_the_loss_of_a_ps(tmp_path: Path, process_mark: str) -> None:
+    with kernel(tmp_path) as notebook:
+        notebook.run("import tf4slurm\ncluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+        notebook.run(RESUMED_CELL)
+        assert notebook.run("print(train(10))") == "True\n"
+        notebook.run(KILL_PS)
+        error = notebook.fail("train(10**9)")
+        assert error.startswith("ParameterServerLostError")
+        (attach,) = re.findall(r"call (tf4slurm\.LocalCluster\.attach\('\S+'\)) there", error)
+        assert attach in notebook.run("cluster.restart(timeout_seconds=100)")
+        assert "waits 100 s for another chief" in notebook.fail("cluster.strategy()")
+        assert "waits 100 s for another chief" in notebook.fail("cluster.restart()")
+        assert "can connect to one cluster only" in notebook.fail(attach)
+        notebook.restart(now=False)
+        notebook.run(f"import os, tf4slurm\ncluster = {attach}")
+        assert notebook.run("print(len(cluster.cluster['ps']), cluster.status().state)") == "1 RUNNING\n"
+        process_id = int(notebook.run("print(os.getpid())"))
+        done = run_script(f"import tf4slurm\n{attach}", tmp_path)
+        assert re.search(rf"JobStateError: notebook-\S+ waits for no other chief: .*{process_id}\)", done.stderr)
+        notebook.run(RESUMED_CELL)
+        assert notebook.run("print(restored >= 10, train(restored + 10))") == "True True\n"
+        notebook.run("cluster.close()")
+        assert notebook.run("print(cluster.status().state)") == "COMPLETED\n"
+        assert "has ended (COMPLETED). Start a new cluster" in run_script(f"import tf4slurm\n{attach}", tmp_path).stderr
+    assert not wait_until_gone(process_mark, 30)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("now", [False, True], ids=["shutdown", "kill"])
+def test_kernel_killed_after_attach_ends_the_cluster(tmp_path: Path, process_mark: str, *, now: bool) -> None:
+    with kernel(tmp_path) as notebook:
+        directory = start_and_restart(notebook)
+        notebook.restart(now=now)
+        notebook.run(f"import os, tf4slurm\ncluster = tf4slurm.LocalCluster.attach({directory.path.name!r})")
+        os.kill(int(notebook.run("print(os.getpid())")), signal.SIGKILL)
+        assert not wait_until_gone(process_mark, JobSpec.heartbeat_timeout_seconds)
+    result = directory.read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code, result.cause) == ("FAILED", 7, "chief/0")
+
+
+@pytest.mark.long
+def test_cluster_to_which_nobody_attaches_ends(tmp_path: Path, process_mark: str) -> None:
+    with kernel(tmp_path) as notebook:
+        directory = start_and_restart(notebook, 2)
+        assert wait_until(lambda: directory.read(ResultFile) is not None, 30)
+        attach = f"tf4slurm.LocalCluster.attach({str(directory.path)!r})"
+        assert "has ended (FAILED). Start a new cluster" in notebook.fail(attach)
+    assert not wait_until_gone(process_mark, 30)
+    result = directory.read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code) == ("FAILED", 6)
+    assert result.reason == "No other chief has attached within 2 s after restart()."
+
+
+def test_attach_refuses_jobs_without_an_external_chief(tmp_path: Path) -> None:
+    done = run_script(ATTACH, tmp_path)
+    assert "JobStateError: train-" in done.stderr, done.stderr
+    assert "is no cluster of a notebook" in done.stderr
 
 
 def run_script(code: str, directory: Path) -> subprocess.CompletedProcess[str]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
 from tf4slurm.clusters.base import NotebookCluster
-from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
+from tf4slurm.errors import JobStateError, RendezvousError, RendezvousTimeoutError
+from tf4slurm.jobs.registry import find_job
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import Process
 from tf4slurm.system.exec_child import NOW_SIGNAL
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
 _END_SECONDS = 15.0
+_POLL_SECONDS = 0.05
 _MAX_OUTPUT_BYTES = 2_000
 _SERVER = (sys.executable, "-m", "tf4slurm.tensorflow.server_program")
 
@@ -62,6 +68,39 @@ class LocalCluster(NotebookCluster):
         self._runs_directory = runs_directory
         self._launcher: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
+        self._attached: Process | None = None  # the launcher of a job that this process has not started
+
+    @classmethod
+    def attach(cls, job: str, *, start_timeout_seconds: float = 120.0) -> LocalCluster:
+        """Join a running cluster of this host as its next chief, after its chief has called `restart`.
+
+        The result is as after `start`: `close` ends the job.
+
+        Args:
+            job: The name of the job, or its run directory. `restart` prints it.
+            start_timeout_seconds: As for `LocalCluster`.
+
+        Raises:
+            UnknownJobError: There is no such job.
+            JobStateError: The job has ended, has a chief, or is no cluster of this host. The message says which.
+            RunDirectoryError, UntrustedFileError: The files of the job cannot be read or trusted.
+            RendezvousError, RendezvousTimeoutError: As for `start`.
+        """
+        from tf4slurm.joining.attach import check_attachable  # imported here: it imports asyncio
+
+        directory, file = check_attachable(find_job(job, os.environ))
+        if file.job_id is not None:
+            text = f"{directory.path.name} is job {file.job_id} of Slurm, and no cluster of local processes."
+            raise JobStateError(text, job=directory.path.name, state="RUNNING")
+        cluster = cls(
+            file.counts.get("ps", 0),
+            file.counts.get("worker", 0),
+            start_timeout_seconds=start_timeout_seconds,
+            runs_directory=directory.path.parent,
+        )
+        cluster._attached = file.process
+        cluster._attach(directory)
+        return cluster
 
     def _launch(self) -> RunDirectory:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - read until the end of the launcher
@@ -97,6 +136,8 @@ class LocalCluster(NotebookCluster):
         return [sys.executable, "-m", "tf4slurm", *run, *options, "--", *_SERVER]
 
     def _has_launcher_ended(self) -> bool:
+        if self._attached is not None:
+            return not self._attached.is_alive()
         return self._launcher is not None and self._launcher.poll() is not None
 
     def _describe_launch(self) -> str:
@@ -108,6 +149,8 @@ class LocalCluster(NotebookCluster):
 
     def _end_launcher(self, *, is_started: bool) -> None:
         """Wait for the end of the launcher. Kill it after 15 s: its agents then exit."""
+        if self._attached is not None:
+            _end_process(self._attached)
         if self._launcher is None:
             return
         if not is_started:
@@ -117,3 +160,14 @@ class LocalCluster(NotebookCluster):
         except subprocess.TimeoutExpired:
             self._launcher.kill()
             self._launcher.wait()
+
+
+def _end_process(process: Process) -> None:
+    """Wait for the end of a process of this host. Kill it after 15 s."""
+    deadline = time.monotonic() + _END_SECONDS
+    while process.is_alive():
+        if time.monotonic() >= deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.id, signal.SIGKILL)
+            return
+        time.sleep(_POLL_SECONDS)
