@@ -130,6 +130,13 @@ job = tf4slurm.Job("true", chief=True, workers=0, name="train")
 job.run(local=True)
 tf4slurm.LocalCluster.attach(job.status().run_directory)
 """
+KILLED_EARLY = """
+import os, signal
+import tf4slurm
+from tf4slurm.clusters.base import NotebookCluster
+NotebookCluster._join = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+tf4slurm.LocalCluster(ps=1, workers=1).start()
+"""
 RAISE = """
 import tf4slurm
 cluster = tf4slurm.LocalCluster(ps=1, workers=1)
@@ -257,6 +264,16 @@ def test_killed_kernel_ends_the_cluster(tmp_path: Path, process_mark: str, *, ki
     assert result is not None
     assert (result.state, result.exit_code, result.cause) == ("FAILED", 7, "chief/0")
     assert "ended without closing the cluster" in result.reason
+
+
+def test_process_that_is_killed_before_it_joins_ends_the_job(tmp_path: Path, process_mark: str) -> None:
+    done = run_script(KILLED_EARLY, tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    assert not wait_until_gone(process_mark, JobSpec.heartbeat_timeout_seconds)
+    result = RunDirectory(next((tmp_path / "runs").glob("notebook-*"))).read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code, result.cause) == ("FAILED", 7, "chief/0")
+    assert "has ended before it was the chief" in result.reason
 
 
 @pytest.mark.long

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.test_state import LIMITS, Job
 from tf4slurm.cluster import Task
@@ -243,3 +247,64 @@ def test_restart_after_the_outcome_changes_nothing() -> None:
     job.receiver.on_agent_exit(0, -9, job.now)
     leave(job)
     assert (job.state.attempt, job.phase()) == (1, Phase.TERMINATING)
+
+
+EVENTS: dict[str, Callable[[Job], object]] = {
+    "ps fails": lambda job: end_if_running(job, 0, -9),
+    "worker fails": lambda job: end_if_running(job, 1, 1),
+    "worker is started again": lambda job: run_if_desired(job, 1),
+    "chief leaves": lambda job: chief_of(job).observed.state == "running" and leave(job, 30),
+    "chief attaches": lambda job: attach_if_vacant(job),
+    "chief closes": lambda job: end_if_running(job, CHIEF, 0),
+    "chief loses its connection": lambda job: job.receiver.on_disconnect(CHIEF, job.now),
+    "servers choose ports": lambda job: follow(job, SERVERS),
+    "chief chooses a port": lambda job: follow(job, (CHIEF,)),
+    "cluster is checked": lambda job: job.phase() is Phase.CHECKING and job.check_and_run(),
+    "time passes": lambda job: job.turn(1),
+    "much time passes": lambda job: job.turn(25),
+}
+
+
+def chief_of(job: Job) -> TaskRecord:
+    return job.state.tasks[CHIEF]
+
+
+def end_if_running(job: Job, rank: int, returncode: int) -> None:
+    if job.state.tasks[rank].observed.state == "running" and not job.state.tasks[rank].is_gone:
+        job.end_child(rank, returncode)
+
+
+def run_if_desired(job: Job, rank: int) -> None:
+    if job.desired(rank).start_count > job.state.tasks[rank].observed.start_count:
+        job.run_child(rank, job.desired(rank).start_count)
+
+
+def attach_if_vacant(job: Job) -> None:
+    record = chief_of(job)
+    number = len(record.former_incarnations)
+    with contextlib.suppress(RendezvousClosedError):
+        job.register(CHIEF, incarnation=f"kernel {number}")
+        assert record.incarnation == f"kernel {number}"
+
+
+def follow(job: Job, ranks: Iterable[int]) -> None:
+    """Let these tasks begin the current attempt, if they have not."""
+    for rank in ranks:
+        record = job.state.tasks[rank]
+        if record.has_registered and not record.is_gone and record.attempt < job.state.attempt:
+            job.reregister(rank)
+
+
+@given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=40))
+def test_cluster_of_a_notebook_always_ends_once_nobody_uses_it(names: list[str]) -> None:
+    job = notebook_job()
+    for name in names:
+        EVENTS[name](job)
+        attempts, phase = job.state.attempt, job.phase()
+        assert attempts == 1 + len(chief_of(job).former_incarnations)  # only restart() begins one
+        if phase is Phase.TRAINING:
+            assert chief_of(job).has_registered
+    job.receiver.on_disconnect(CHIEF, job.now)  # the kernel is killed, or there is none
+    job.turn(NOTEBOOK.start_timeout_seconds + NOTEBOOK.termination_seconds + 30, tick=1)
+    assert job.state.outcome is not None
+    assert job.kinds.count("outcome") == 1
