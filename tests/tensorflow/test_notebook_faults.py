@@ -23,7 +23,8 @@ KILL = """
 import psutil
 for process in psutil.process_iter(["environ"]):
     environ = process.info["environ"] or {{}}
-    if (environ.get("TF4SLURM_TASK"), environ.get("TF4SLURM_RUN_DIRECTORY")) == ({task!r}, str(cluster.run_directory.path)):
+    is_in_job = environ.get("TF4SLURM_RUN_DIRECTORY") == str(cluster.run_directory.path)
+    if is_in_job and environ["TF4SLURM_TASK"] == {task!r}:
         process.kill()
 """
 

@@ -249,24 +249,13 @@ def test_restart_after_the_outcome_changes_nothing() -> None:
     assert (job.state.attempt, job.phase()) == (1, Phase.TERMINATING)
 
 
-EVENTS: dict[str, Callable[[Job], object]] = {
-    "ps fails": lambda job: end_if_running(job, 0, -9),
-    "worker fails": lambda job: end_if_running(job, 1, 1),
-    "worker is started again": lambda job: run_if_desired(job, 1),
-    "chief leaves": lambda job: chief_of(job).observed.state == "running" and leave(job, 30),
-    "chief attaches": lambda job: attach_if_vacant(job),
-    "chief closes": lambda job: end_if_running(job, CHIEF, 0),
-    "chief loses its connection": lambda job: job.receiver.on_disconnect(CHIEF, job.now),
-    "servers choose ports": lambda job: follow(job, SERVERS),
-    "chief chooses a port": lambda job: follow(job, (CHIEF,)),
-    "cluster is checked": lambda job: job.phase() is Phase.CHECKING and job.check_and_run(),
-    "time passes": lambda job: job.turn(1),
-    "much time passes": lambda job: job.turn(25),
-}
-
-
 def chief_of(job: Job) -> TaskRecord:
     return job.state.tasks[CHIEF]
+
+
+def leave_if_running(job: Job) -> None:
+    if chief_of(job).observed.state == "running" and not chief_of(job).is_gone:
+        leave(job, 30)
 
 
 def end_if_running(job: Job, rank: int, returncode: int) -> None:
@@ -293,6 +282,22 @@ def follow(job: Job, ranks: Iterable[int]) -> None:
         record = job.state.tasks[rank]
         if record.has_registered and not record.is_gone and record.attempt < job.state.attempt:
             job.reregister(rank)
+
+
+EVENTS: dict[str, Callable[[Job], object]] = {
+    "ps fails": lambda job: end_if_running(job, 0, -9),
+    "worker fails": lambda job: end_if_running(job, 1, 1),
+    "worker is started again": lambda job: run_if_desired(job, 1),
+    "chief leaves": leave_if_running,
+    "chief attaches": attach_if_vacant,
+    "chief closes": lambda job: end_if_running(job, CHIEF, 0),
+    "chief loses its connection": lambda job: job.receiver.on_disconnect(CHIEF, job.now),
+    "servers choose ports": lambda job: follow(job, SERVERS),
+    "chief chooses a port": lambda job: follow(job, (CHIEF,)),
+    "cluster is checked": lambda job: job.phase() is Phase.CHECKING and job.check_and_run(),
+    "time passes": lambda job: job.turn(1),
+    "much time passes": lambda job: job.turn(25),
+}
 
 
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=40))
