@@ -198,7 +198,7 @@ class JobState:
             self.end_stop_if_saved()
         if consequence is not AfterLeave.RESTART or self.tasks.lost_members:
             return False
-        self.emit("vacant", record, f"has left after restart(): another chief has {seconds:g} s to attach")
+        self.emit("vacant", None, f"{record} has left after restart(): another chief has {seconds:g} s to attach")
         self.scripts.on_end(record)
         self.tasks.vacate(record)
         self._begin_attempt(seconds)
