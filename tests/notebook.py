@@ -95,6 +95,11 @@ class Notebook:
         thread.join()
         return answer
 
+    def restart(self, *, now: bool) -> None:
+        """Restart the kernel, as the button of JupyterLab does. With `now`, kill it."""
+        self._manager.restart_kernel(now=now)
+        self._client.wait_for_ready(60)
+
     def _execute(self, code: str, on_output: Callable[[str], None] = lambda text: None) -> tuple[str, str]:
         lines: list[str] = []
 

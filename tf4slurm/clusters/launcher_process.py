@@ -77,7 +77,7 @@ class LauncherProcess:
 
 def start_process(
     command: Sequence[str],
-    output: IO[bytes],
+    output: IO[bytes] | int,
     environ: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
