@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -172,6 +173,21 @@ def test_job_that_is_pending_for_too_long_is_cancelled(
     with pytest.raises(RendezvousTimeoutError, match=r"did not start notebook-50 within pending_timeout_seconds=0.2"):
         cluster.start()
     assert slurm.calls("scancel") == ["50"]
+    assert cluster.job.status().state == "STOPPED"
+
+
+def test_interrupt_during_the_submission_cancels_the_job(slurm: FakeSlurm) -> None:
+    """Jupyter signals the process group, to which sbatch belongs."""
+    body = f"grep SigBlk /proc/self/status > {slurm.directory}/blocked; kill -INT $PPID; sleep 0.2; echo 50"
+    (slurm.directory / "sbatch").write_text(f"#!/bin/bash\n{body}\n")  # dash would clear the mask
+    slurm.set_queue(j50="PENDING")
+    slurm.fake("scancel", f"echo '50|CANCELLED|None|0:01|1:00|N/A|n1' > {slurm.directory}/queue")
+    cluster = tf4slurm.SlurmCluster(site="none")
+    with pytest.raises(KeyboardInterrupt):
+        cluster.start()
+    assert slurm.calls("scancel") == ["50"]
+    blocked = int((slurm.directory / "blocked").read_text().split()[1], 16)
+    assert blocked & 1 << signal.SIGINT - 1
     assert cluster.job.status().state == "STOPPED"
 
 
