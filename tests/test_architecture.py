@@ -23,7 +23,7 @@ ROWS = re.findall(r"^\| (`[^|]*`) \|", PAGE, re.MULTILINE)
 LAYERS = [[name.rstrip("/") for name in re.findall(r"`([^`]+)`", row)] for row in ROWS]
 """Packages and modules, as the table of ARCHITECTURE.md has them: each imports from earlier rows, or its own row."""
 
-USERS_OF_TENSORFLOW = {"shutdown", "DistributedTFQueueHook", "clusters.base", "clusters.local"}
+USERS_OF_TENSORFLOW = {"shutdown", "DistributedTFQueueHook", "clusters.base", "clusters.launcher_process"}
 """Those that import it through the package tensorflow."""
 
 MODULES = sorted(

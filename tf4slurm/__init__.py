@@ -8,7 +8,8 @@ In notebooks and programs that start jobs:
                              watch and control jobs; they return JobStatus, LogLine and KnownJob
     grow, grow_script, shrink
                              add and remove workers of a running job
-    LocalCluster             a cluster of local processes for a notebook
+    SlurmCluster, LocalCluster
+                             ps and workers for a notebook, in a Slurm job or on this host
 
 In training scripts:
     get_server_dictionary    the cluster spec of this job, also without tf4slurm run
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from tf4slurm.api import submit as submit
     from tf4slurm.api import wait as wait
     from tf4slurm.clusters.local import LocalCluster as LocalCluster
+    from tf4slurm.clusters.slurm import SlurmCluster as SlurmCluster
     from tf4slurm.control.script_failure import ScriptFailure as ScriptFailure
     from tf4slurm.job import Job as Job
     from tf4slurm.jobs.logs import LogLine as LogLine
@@ -89,6 +91,7 @@ _NAMES = {
     "tf4slurm.spec.points": "LogUniform Uniform random_points",
     "tf4slurm.sweep": "Sweep",
     "tf4slurm.clusters.local": "LocalCluster",
+    "tf4slurm.clusters.slurm": "SlurmCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
 }
 """The public names of each module.

@@ -245,7 +245,7 @@ class NoLogsError(UnknownTaskError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class JobStateError(Tf4SlurmError):
-    """The `job` cannot be resumed or cancelled, or get or lose workers, in its `state`, such as RUNNING."""
+    """The `job` cannot be resumed or cancelled, or get workers or another chief, in its `state`, such as RUNNING."""
 
     exit_code = EXIT_USAGE
     job: str

@@ -2,62 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.util
-import inspect
 import os
 import shlex
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from markupsafe import escape
 
 from tf4slurm import api
 from tf4slurm.errors import LaunchError, UnknownJobError
-from tf4slurm.jobs.formatting import format_table
+from tf4slurm.jobs.formatting import as_sentence, format_table
+from tf4slurm.jobs.progress import show_progress
 from tf4slurm.jobs.registry import KnownJob, latest_run
 from tf4slurm.jobs.status import JobStatus
 from tf4slurm.jobs.status_reader import describe_progress
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import SLURM_OPTIONS, JobSpec
+from tf4slurm.spec.keywords import JobKeywords, takes_command_and_options_of
 from tf4slurm.spec.options import options_of, to_fields
 from tf4slurm.spec.points import format_labels
 from tf4slurm.spec.settings import SITE, fill_in, read_settings
-
-_LINE_SECONDS = 5.0
-_P = ParamSpec("_P")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _JobOptions(BatchSpec):
-    """The keyword arguments of `Job`, for type checkers. `site` is the profile of settings, "none" for no settings."""
-
-    site: str | None = None
-
-
-def _takes_options_of(
-    spec: Callable[Concatenate[tuple[str, ...], _P], BatchSpec],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Job, str | Sequence[str], _P], None]]:
-    """Return a decorator for a constructor, which then has the options in `spec` as documented keyword arguments.
-
-    The options' help texts replace the line OPTIONS in the constructor's docstring.
-    """
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        options, own = options_of(BatchSpec), inspect.signature(function)
-        fields = [each for name, each in inspect.signature(spec).parameters.items() if name in (*options, SITE)]
-        shown = [*list(own.parameters.values())[:-1], *fields]
-        function.__signature__ = own.replace(parameters=shown)  # type: ignore[attr-defined]
-        lines = "\n".join(f"    {name}: {option.help}" for name, option in options.items())
-        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("    OPTIONS", lines)
-        return function
-
-    return decorate
 
 
 class Job:
@@ -67,7 +35,7 @@ class Job:
         Job("python train.py", ps=1, workers=3, nodes=2, mem="32G", module=("tensorflow/2.16",)).submit().wait()
     """
 
-    @_takes_options_of(_JobOptions)
+    @takes_command_and_options_of(JobKeywords)
     def __init__(self, command: str | Sequence[str], **options: Any) -> None:
         """Check the options. Nothing is started.
 
@@ -150,7 +118,7 @@ class Job:
         Raises:
             WaitTimeoutError: The job did not end in time.
         """
-        with _progress() as show:
+        with show_progress() as show:
             for (status,) in api.watch([self._started()], timeout_seconds=timeout_seconds):
                 step = status.furthest_step
                 reached = describe_progress(status.elements) if status.elements else status.phase or status.reason
@@ -213,7 +181,9 @@ class Job:
         status = self.status()
         code = "" if status.exit_code is None else f", exit code {status.exit_code}"
         rows: list[tuple[object, ...]] = [("task", "node", "state", "step", "step/s")]
-        rows += [(task.task, task.node, task.state, task.step, task.steps_per_second) for task in status.tasks]
+        for task in status.tasks:
+            name = f"{task.task} (joined)" if task.has_joined else task.task
+            rows.append((name, task.node, task.state, task.step, task.steps_per_second))
         if status.elements:
             rows = [("element", "arguments", "state", "exit code", "step")]
         for each in status.elements:
@@ -221,9 +191,10 @@ class Job:
             rows.append((each.job_id or each.name, arguments, each.state, each.exit_code, each.furthest_step))
         texts = [["" if value is None else str(value) for value in row] for row in rows]
         table = "\n".join(format_table(texts))
+        start = f" Expected start: {status.start}." if status.start else ""
+        reason = f"{as_sentence(status.headline)}{start}"
         return (
-            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(status.headline)}"
-            f"<pre>{escape(table)}</pre>"
+            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(reason)}<pre>{escape(table)}</pre>"
         )
 
     def _spec(self) -> BatchSpec:
@@ -259,38 +230,3 @@ class Picture:
 
     def _repr_png_(self) -> bytes:
         return self.png
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a text, the progress of a job, on the terminal or in the notebook."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console = Console()
-    if console.is_jupyter and importlib.util.find_spec("ipywidgets") is None:
-        with contextlib.closing(_Lines()) as lines:
-            yield lines.show
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("")
-        yield lambda text: progress.update(bar, description=text)
-
-
-class _Lines:
-    """Shows the progress of a job as lines: prints a changed text at most every 5 s, and the last one by `close`."""
-
-    def __init__(self) -> None:
-        self._shown = self._latest = ""
-        self._next_at = 0.0
-
-    def show(self, text: str) -> None:
-        self._latest = text
-        if time.monotonic() >= self._next_at:
-            self.close()
-
-    def close(self) -> None:
-        if self._latest != self._shown:
-            print(self._latest, flush=True)
-            self._shown, self._next_at = self._latest, time.monotonic() + _LINE_SECONDS

@@ -210,6 +210,10 @@ class SlurmLab:
         """Start a command on the login host; the process is the command itself, so signals reach it."""
         return self._open(["run", *command], env, cwd, stdin, stdout, stderr)
 
+    def on_login_host(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the words before a command that start it on the login host, and the variables that they need."""
+        return (str(_SCRIPT), "run"), self._environment()
+
     def popen_on(
         self, node: str, *command: str | Path, stdin: int | IO[str] | None, stdout: int | IO[str] | None
     ) -> subprocess.Popen[str]:

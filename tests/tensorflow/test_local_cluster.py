@@ -7,16 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
 
+from tests.notebook import Notebook, kernel
 from tests.processes import wait_until, wait_until_gone
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
@@ -99,6 +94,23 @@ def step_fn():
 def train(steps):
     return run_steps(coordinator, step_fn, steps)
 """
+RESUMED_CELL = """
+import tensorflow as tf
+from tf4slurm.tensorflow import Checkpoints, parameter_server_strategy, run_steps
+strategy, coordinator = parameter_server_strategy()
+with strategy.scope():
+    total = tf.Variable(0.0)
+    step = tf.Variable(0, dtype=tf.int64)
+checkpoints = Checkpoints("checkpoints", step=step, total=total)
+restored = int(step)
+
+def step_fn():
+    total.assign_add(1.0)
+
+def train(steps):
+    run_steps(coordinator, step_fn, steps, checkpoints=checkpoints)
+    return float(total) == float(step) >= steps
+"""
 KILL_PS = """
 import psutil
 for process in psutil.process_iter(["environ"]):
@@ -106,6 +118,19 @@ for process in psutil.process_iter(["environ"]):
         process.info["environ"]["TF4SLURM_RUN_DIRECTORY"] == str(cluster.run_directory.path)
     ):
         process.kill()
+"""
+ATTACH = """
+import tf4slurm
+job = tf4slurm.Job("true", chief=True, workers=0, name="train")
+job.run(local=True)
+tf4slurm.LocalCluster.attach(job.status().run_directory)
+"""
+KILLED_EARLY = """
+import os, signal
+import tf4slurm
+from tf4slurm.clusters.base import NotebookCluster
+NotebookCluster._join = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+tf4slurm.LocalCluster(ps=1, workers=1).start()
 """
 RAISE = """
 import tf4slurm
@@ -127,61 +152,6 @@ try:
 except tf4slurm.errors.RendezvousError as error:
     print(error)
 """
-
-
-class Notebook:
-    """A real Jupyter kernel, whose cells a test runs."""
-
-    def __init__(self, client: BlockingKernelClient, manager: KernelManager) -> None:
-        self._client = client
-        self._manager = manager
-
-    def run(self, code: str) -> str:
-        """Run a cell. Return what it printed."""
-        printed, error = self._execute(code)
-        assert not error, error
-        return printed
-
-    def fail(self, code: str) -> str:
-        """Run a cell that raises an exception. Return the type and the message of the exception."""
-        printed, error = self._execute(code)
-        assert error, printed
-        return error
-
-    def interrupt(self, code: str, begun: Path) -> str:
-        """Interrupt a cell when it has created the file `begun`. Return the type of its exception."""
-
-        def interrupt() -> None:
-            assert wait_until(begun.exists, 60)
-            self._manager.interrupt_kernel()
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        error = self.fail(code)
-        thread.join()
-        return error.partition(":")[0]
-
-    def _execute(self, code: str) -> tuple[str, str]:
-        lines: list[str] = []
-
-        def note(message: dict[str, Any]) -> None:
-            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
-                lines.append(message["content"]["text"])
-
-        content = self._client.execute_interactive(code, timeout=120, output_hook=note)["content"]
-        error = f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""
-        return "".join(lines), error
-
-
-@contextmanager
-def kernel(directory: Path) -> Iterator[Notebook]:
-    """Start a Jupyter kernel in a directory. At the end, shut it down if it still runs."""
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(directory), env={**os.environ})
-    try:
-        yield Notebook(client, manager)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
 
 
 def test_local_cluster_trains_and_ends_with_its_block(tmp_path: Path) -> None:
@@ -231,6 +201,16 @@ def test_killed_kernel_ends_the_cluster(tmp_path: Path, process_mark: str, *, ki
     assert "ended without closing the cluster" in result.reason
 
 
+def test_process_that_is_killed_before_it_joins_ends_the_job(tmp_path: Path, process_mark: str) -> None:
+    done = run_script(KILLED_EARLY, tmp_path)
+    assert done.returncode == -signal.SIGKILL
+    assert not wait_until_gone(process_mark, JobSpec.heartbeat_timeout_seconds)
+    result = RunDirectory(next((tmp_path / "runs").glob("notebook-*"))).read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code, result.cause) == ("FAILED", 7, "chief/0")
+    assert "has ended before it was the chief" in result.reason
+
+
 @pytest.mark.long
 def test_cells_share_a_cluster_until_a_ps_is_lost(tmp_path: Path, process_mark: str) -> None:
     with kernel(tmp_path) as notebook:
@@ -246,9 +226,9 @@ def test_cells_share_a_cluster_until_a_ps_is_lost(tmp_path: Path, process_mark: 
         notebook.run("import os, signal\nps = cluster.status().tasks[0]\n" + KILL_PS)
         error = notebook.fail("train(10)")
         assert error.startswith("ParameterServerLostError")
-        assert re.search(r"The cluster has ended.* ps/0 on \S+ was killed by signal 9", error)
-        assert "restart the kernel" in error
-        assert "The cluster has ended. ps/0" in notebook.fail("cluster.strategy()")
+        assert re.search(r"ps/0 on \S+ was killed by signal 9 \(SIGKILL\)\. Call restart\(\) on the cluster", error)
+        assert "restart the kernel, and call tf4slurm.LocalCluster.attach('notebook-" in error
+        assert "ps/0 on " in notebook.fail("cluster.strategy()")
         notebook.run("cluster.close()")
         assert notebook.run("print(cluster.status().state)") == "FAILED\n"
     assert not wait_until_gone(process_mark, 30)
@@ -264,6 +244,77 @@ def test_exit_of_the_kernel_closes_the_cluster(tmp_path: Path, process_mark: str
     result = directory.read(ResultFile)
     assert result is not None
     assert (result.state, result.exit_code) == ("COMPLETED", 0)
+
+
+def start_and_restart(notebook: Notebook, timeout_seconds: float = 100.0) -> RunDirectory:
+    """Start a cluster in a kernel, and let it wait for another chief."""
+    notebook.run("import tf4slurm; cluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+    directory = RunDirectory(Path(notebook.run("print(cluster.run_directory.path)").strip()))
+    notebook.run(f"cluster.restart(timeout_seconds={timeout_seconds})")
+    return directory
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_restarted_kernel_attaches_and_resumes_after_the_loss_of_a_ps(tmp_path: Path, process_mark: str) -> None:
+    with kernel(tmp_path) as notebook:
+        notebook.run("import tf4slurm\ncluster = tf4slurm.LocalCluster(ps=1, workers=1).start()")
+        notebook.run(RESUMED_CELL)
+        assert notebook.run("print(train(10))") == "True\n"
+        notebook.run(KILL_PS)
+        error = notebook.fail("train(10**9)")
+        assert error.startswith("ParameterServerLostError")
+        (attach,) = re.findall(r"call (tf4slurm\.LocalCluster\.attach\('\S+'\)) there", error)
+        assert attach in notebook.run("cluster.restart(timeout_seconds=100)")
+        assert "waits 100 s for another chief" in notebook.fail("cluster.strategy()")
+        assert "waits 100 s for another chief" in notebook.fail("cluster.restart()")
+        assert "can connect to one cluster only" in notebook.fail(attach)
+        notebook.restart(now=False)
+        notebook.run(f"import os, tf4slurm\ncluster = {attach}")
+        assert notebook.run("print(len(cluster.cluster['ps']), cluster.status().state)") == "1 RUNNING\n"
+        process_id = int(notebook.run("print(os.getpid())"))
+        done = run_script(f"import tf4slurm\n{attach}", tmp_path)
+        assert re.search(rf"JobStateError: notebook-\S+ waits for no other chief: .*{process_id}\)", done.stderr)
+        notebook.run(RESUMED_CELL)
+        assert notebook.run("print(restored >= 10, train(restored + 10))") == "True True\n"
+        notebook.run("cluster.close()")
+        assert notebook.run("print(cluster.status().state)") == "COMPLETED\n"
+        assert "has ended (COMPLETED). Start a new cluster" in run_script(f"import tf4slurm\n{attach}", tmp_path).stderr
+    assert not wait_until_gone(process_mark, 30)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("now", [False, True], ids=["shutdown", "kill"])
+def test_kernel_killed_after_attach_ends_the_cluster(tmp_path: Path, process_mark: str, *, now: bool) -> None:
+    with kernel(tmp_path) as notebook:
+        directory = start_and_restart(notebook)
+        notebook.restart(now=now)
+        notebook.run(f"import os, tf4slurm\ncluster = tf4slurm.LocalCluster.attach({directory.path.name!r})")
+        os.kill(int(notebook.run("print(os.getpid())")), signal.SIGKILL)
+        assert not wait_until_gone(process_mark, JobSpec.heartbeat_timeout_seconds)
+    result = directory.read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code, result.cause) == ("FAILED", 7, "chief/0")
+
+
+@pytest.mark.long
+def test_cluster_to_which_nobody_attaches_ends(tmp_path: Path, process_mark: str) -> None:
+    with kernel(tmp_path) as notebook:
+        directory = start_and_restart(notebook, 2)
+        assert wait_until(lambda: directory.read(ResultFile) is not None, 30)
+        attach = f"tf4slurm.LocalCluster.attach({str(directory.path)!r})"
+        assert "has ended (FAILED). Start a new cluster" in notebook.fail(attach)
+    assert not wait_until_gone(process_mark, 30)
+    result = directory.read(ResultFile)
+    assert result is not None
+    assert (result.state, result.exit_code) == ("FAILED", 6)
+    assert result.reason == "No other chief has attached within 2 s after restart()."
+
+
+def test_attach_refuses_jobs_without_an_external_chief(tmp_path: Path) -> None:
+    done = run_script(ATTACH, tmp_path)
+    assert "JobStateError: train-" in done.stderr, done.stderr
+    assert "is no cluster of a notebook" in done.stderr
 
 
 def run_script(code: str, directory: Path) -> subprocess.CompletedProcess[str]:

@@ -44,6 +44,12 @@ reveal_type(tf4slurm.list_jobs())
 reveal_type(tf4slurm.make_report())
 reveal_type(tf4slurm.cancel("4711"))
 reveal_type(tf4slurm.LocalCluster)
+reveal_type(tf4slurm.SlurmCluster)
+cluster = tf4slurm.SlurmCluster(1, 4, nodes=2, mem="32G", module=("tensorflow",), pending_timeout_seconds=60)
+reveal_type(cluster.start())
+reveal_type(cluster.script())
+reveal_type(cluster.status().state)
+reveal_type(cluster.job)
 reveal_type(tf4slurm.errors.UnknownJobError)
 reveal_type(tf4slurm.tensorflow.run_steps)
 """
@@ -54,6 +60,8 @@ tf4slurm.no_such_thing
 tf4slurm.tensorflow.no_such_thing
 tf4slurm.Job("true", worker=3)
 tf4slurm.Job("true", workers="many")
+tf4slurm.SlurmCluster(worker=3)
+tf4slurm.SlurmCluster(workers="many")
 """
 
 
@@ -81,7 +89,7 @@ def test_types_of_a_users_script_are_known(messages: dict[str, list[str]]) -> No
 
 def test_mistakes_of_a_users_script_are_type_errors(messages: dict[str, list[str]]) -> None:
     kinds = re.findall(r"error: .*\[([\w-]+)\]$", "\n".join(messages["mistakes"]), re.MULTILINE)
-    assert kinds == ["attr-defined", "attr-defined", "call-arg", "arg-type"]
+    assert kinds == ["attr-defined", "attr-defined", "call-arg", "arg-type", "call-arg", "arg-type"]
 
 
 def test_help_lists_the_public_names_and_imports_no_tensorflow() -> None:

@@ -283,7 +283,7 @@ def test_process_that_can_never_register_ends_the_job_during_rendezvous(changes:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [*CANNOT_BE, ({"rank": 1, "incarnation": "later"}, "rank 1 was taken by an earlier process, on n1")],
+    [*CANNOT_BE, ({"rank": 1, "incarnation": "later"}, "rank 1 was taken by an earlier process, on n1 (process 101)")],
 )
 def test_process_that_is_no_task_of_this_job_is_refused_without_effect(changes: dict[str, Any], reason: str) -> None:
     job = Job().train()

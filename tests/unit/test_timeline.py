@@ -126,10 +126,11 @@ def test_exit_by_sigterm_after_a_stop_request_is_no_failure(returncode: int, is_
     assert [each.is_failure for each in task.events] == [returncode != 0]
 
 
-def test_new_attempt_starts_all_tasks_again() -> None:
+@pytest.mark.parametrize(("kind", "is_failure"), [("attempt", True), ("vacant", False)])
+def test_new_attempt_starts_all_tasks_again(kind: str, is_failure: bool) -> None:
     second_attempt = [
         event(24, "exited", "ps/0", "exited with code 1"),
-        event(24, "attempt", None, "attempt 2 of 2"),
+        event(24, kind, None, "attempt 2 of 2"),
         event(26, "registered", "chief/0"),
         event(29, "started", "chief/0"),
         event(31, "first_step", "chief/0"),
@@ -141,7 +142,7 @@ def test_new_attempt_starts_all_tasks_again() -> None:
         ("importing", 29, 31),
         ("training", 31, 40),
     ]
-    assert timeline.events == (TimelineEvent(24, "attempt", "attempt 2 of 2", is_failure=True),)
+    assert timeline.events == (TimelineEvent(24, kind, "attempt 2 of 2", is_failure=is_failure),)
 
 
 def test_worker_that_joined_starts_with_its_registration_and_was_not_queued() -> None:

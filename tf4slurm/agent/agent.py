@@ -42,6 +42,9 @@ class Agent:
     """Registers a task, and keeps the task's process in the state that the launcher desires.
 
     `process` is the agent's child process, or the script that started the agent as its sidecar.
+
+    Attributes:
+        is_end_confirmed: The launcher has received that this task has terminated, because its process has ended.
     """
 
     def __init__(self, rendezvous: Rendezvous, process: TaskProcess) -> None:
@@ -50,6 +53,7 @@ class Agent:
         self._process = process
         self._error: RendezvousError | None = None
         self._slurmstepd = find_slurmstepd()
+        self.is_end_confirmed = False
 
     @property
     def was_terminated(self) -> bool:
@@ -90,8 +94,10 @@ class Agent:
         try:
             await asyncio.wait({member, following, orphaned}, return_when=asyncio.FIRST_COMPLETED)
             if orphaned.done():
+                following.cancel()  # it must not begin another attempt, in which this process has no part
                 if self._client.observed.state == "terminated":
                     await asyncio.wait({member}, timeout=_SCRIPT_CONFIRM_SECONDS)
+                    self.is_end_confirmed = member.done() and member.exception() is None
                 return orphaned.result()
             if following.done():
                 following.result()

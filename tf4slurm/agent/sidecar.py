@@ -178,7 +178,8 @@ class CallingChief(CallingProcess):
     """The chief of a job with --external-chief, such as a notebook, that started this sidecar.
 
     At its end it writes a JSON list: its exit code, and the type and the message of the exception that ended it, or
-    empty texts. A process that writes nothing was killed: then the chief is lost.
+    empty texts. A process that leaves the job to another chief (`restart`) writes a JSON number: the seconds for which
+    the job waits for that chief. A process that writes nothing was killed: then the chief is lost.
 
     The sidecar does not end the process, and a process that is stopped (SIGSTOP) keeps its cluster.
     """
@@ -189,11 +190,17 @@ class CallingChief(CallingProcess):
         self._run_directory = run_directory
         self._metric_log: MetricLog | None = None
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the process has left the job to another chief."""
+        return self._client.observed.next_chief_seconds is not None
+
     async def wait_until_orphaned(self) -> int:
         """Wait for the end of the process, and report it.
 
-        After an orderly end, never return: the launcher ends the job, and with it this task. If the process was killed,
-        or ends before the cluster has formed, report this task as terminated and return 7.
+        After an orderly end, never return: the launcher ends the job, and with it this task. If the process leaves the
+        job to another chief, report this task as terminated and return 0. If it was killed, or ends before the cluster
+        has formed, do the same and return 7.
         """
         await self._end.wait()
         await self.channel.drain(_DRAIN_SECONDS)
@@ -202,7 +209,11 @@ class CallingChief(CallingProcess):
             detail = f"process {self._process_id}, which was the chief, ended without closing the cluster"
             self._client.update(state="terminated", detail=detail)
             return EXIT_TASK_LOST
-        returncode, kind, message = json.loads(self._end_text)
+        end = json.loads(self._end_text)
+        if not isinstance(end, list):
+            self._client.update(state="terminated", next_chief_seconds=float(end))
+            return 0
+        returncode, kind, message = end
         failure = ScriptFailure(kind, message) if kind else None
         self._client.exited_at = time.monotonic()
         self._client.update(state="exited", returncode=returncode, failure=failure)
@@ -233,6 +244,11 @@ class CallingChief(CallingProcess):
     def _on_metrics(self, entry: StepMetrics) -> None:
         if self._metric_log is not None:
             self._metric_log.add(entry)
+
+
+def send_leave() -> None:
+    """Send the process that the launcher waits for another chief."""
+    _print({})
 
 
 def send_error(error: Exception) -> None:

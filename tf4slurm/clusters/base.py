@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from markupsafe import escape
 
 from tf4slurm.control.messages import cluster_from_entries
-from tf4slurm.errors import RendezvousError, RendezvousTimeoutError, UnknownJobError
+from tf4slurm.control.rules import RESTART_SECONDS
+from tf4slurm.errors import (
+    OptionError,
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    UnknownJobError,
+)
+from tf4slurm.jobs.formatting import format_count
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.scripts.channel import find_script_channel, replace_script_channel
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 _CONTROL_POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 15.0  # after the timeout for the cluster, which the launcher reports
 _END_SECONDS = 15.0
+_ATTACH_SECONDS = 600.0
 _Cluster = TypeVar("_Cluster", bound="NotebookCluster")
 
 _connected: list[NotebookCluster] = []
@@ -59,6 +68,7 @@ class NotebookCluster(abc.ABC):
         self._process = os.getpid()
         self._outer_channel: str | None = None  # of the job in whose script this process runs
         self._is_closed = False
+        self._advice = ""  # after `restart`
 
     # The job of the cluster
 
@@ -78,6 +88,10 @@ class NotebookCluster(abc.ABC):
     def _describe_launch(self) -> str:
         """Return the launcher's last output, for the error message of a failed start."""
 
+    @abc.abstractmethod
+    def _scale(self, num_added: int) -> None:
+        """Add workers, or remove added ones, so that there are `num_added` besides those of the start."""
+
     # The public interface
 
     def start(self: _Cluster) -> _Cluster:
@@ -91,17 +105,10 @@ class NotebookCluster(abc.ABC):
             RendezvousTimeoutError: The job did not start in time.
         """
         if self._is_closed:
-            raise RendezvousError(f"The cluster is closed: make a new {type(self).__name__}.")
+            raise RendezvousError(self._advice or f"The cluster is closed: make a new {type(self).__name__}.")
         if self.cluster:
             return self
-        other = running_cluster() or next(iter(_connected), None)
-        if isinstance(other, NotebookCluster) and running_cluster() is not None:
-            raise RendezvousError(f"This process is the chief of {other._name} already. Close that cluster first.")
-        if isinstance(other, NotebookCluster):
-            raise RendezvousError(
-                f"TensorFlow has connected this process to {other._name}, and can connect to one cluster only. Restart "
-                "the kernel, or the process, for another cluster."
-            )
+        _check_free()
         try:
             self.run_directory = self._launch()
             self._join(self.run_directory)
@@ -110,12 +117,45 @@ class NotebookCluster(abc.ABC):
             if self._sidecar is not None:
                 send_end(self._sidecar, "")
             self._end_launcher(is_started=False)
-            if isinstance(error, RendezvousError) and self._describe_launch() not in str(error):
-                raise type(error)(f"{error}\n{self._describe_launch()}") from error
+            if isinstance(error, RendezvousError):
+                lines = [line for line in self._describe_launch().splitlines() if line not in str(error)]
+                raise type(error)("\n".join([str(error), *lines])) from error
             raise
-        set_running_cluster(self)
-        atexit.register(self._close_at_exit)
+        self._begin()
         return self
+
+    def restart(self, *, timeout_seconds: float = _ATTACH_SECONDS) -> None:
+        """Start all ps and workers again in the same allocation, for another chief. Print what to do next.
+
+        This process is no chief any more, and the variables of the cluster are lost. Restart the notebook's kernel, and
+        call `attach` of this class there. `Checkpoints` and `fit(checkpoints=…)` resume the training.
+
+        The method is also for a kernel that must be restarted for other reasons. After the loss of a ps, the job waits
+        300 s for this call.
+
+        Args:
+            timeout_seconds: Timeout in seconds for another chief to attach (default 600). The job then ends with exit
+                code 6.
+
+        Raises:
+            ValueError: `timeout_seconds` is not positive.
+            RendezvousError: The cluster was not started, is closed, stops or has ended. The message has the reason.
+        """
+        if not 0 < timeout_seconds < float("inf"):
+            raise ValueError(f"timeout_seconds is {timeout_seconds!r}: give a positive number of seconds.")
+        self._check_running(is_failure_allowed=True)
+        assert self._sidecar is not None
+        send_end(self._sidecar, json.dumps(float(timeout_seconds)))
+        try:
+            read_answer(self._sidecar, _ANSWER_SECONDS)
+        except RendezvousError as error:
+            self._leave(f"The cluster could not be restarted, and has ended or will end. {error}")
+            raise RendezvousError(self._advice) from error
+        self._leave(
+            f"The cluster waits {timeout_seconds:g} s for another chief. Restart the kernel, and call "
+            f"{self._attach_call} there."
+        )
+        print(self._advice)
 
     def close(self) -> None:
         """End all tasks: the job is COMPLETED. Idempotent.
@@ -167,6 +207,29 @@ class NotebookCluster(abc.ABC):
             self._check_running()
             raise RendezvousTimeoutError(describe_missing(missing, directory, seconds))
 
+    def scale(self, workers: int) -> None:
+        """Change the number of workers: add some, or remove some that were added. Return at once.
+
+        A new worker takes part in training as soon as its server answers. One that leaves ends its running closure
+        first. `fit`, `run_steps` and `run_shards` go on meanwhile.
+
+        Args:
+            workers: The new number of workers. Those with which the cluster has started stay until its end.
+
+        Raises:
+            OptionError: `workers` is less than the number of workers with which the cluster has started.
+            RendezvousError: The cluster was not started, is closed or has ended. The message has the reason.
+        """
+        self._check_running()
+        first = len(self.cluster["worker"])
+        if type(workers) is not int or workers < first:
+            raise OptionError(
+                f"workers={workers!r}: {self._name} has started with {format_count(first, 'worker')}, and these stay "
+                f"until its end. Give {first} or more. For fewer: close it, restart the kernel, start another cluster.",
+                option="workers",
+            )
+        self._scale(workers - first)
+
     @property
     def job(self) -> Job:
         """The job of this cluster, with its report and its plot. It can be read after `close`, too.
@@ -197,15 +260,37 @@ class NotebookCluster(abc.ABC):
         return f"{type(self).__name__}({self._name}: {self._state})"
 
     def _repr_html_(self) -> str:
-        if self.run_directory is None:
+        try:
+            return self.job._repr_html_()
+        except UnknownJobError:
             return f"<pre>{escape(repr(self))}</pre>"
-        return self.job._repr_html_()
 
     def find_end(self, timeout_seconds: float) -> str:
-        """Return why the cluster has ended, as a sentence. Return "" if it has not ended within the timeout."""
+        """Return why the variables are lost, and what to do. Return "" if they are not lost within the timeout.
+
+        They are lost with the cluster, which has ended, or with a ps.
+        """
+        if end := self._find_end(timeout_seconds):
+            return f"The cluster has ended. {end} Close it, restart the kernel, and start a new cluster."
+        channel = find_script_channel() if self._sidecar is not None else None
+        if channel is None or not channel.desired.failure_reason:
+            return ""
+        return (
+            f"{channel.desired.failure_reason} Call restart() on the cluster within {RESTART_SECONDS:g} s: it starts "
+            f"ps and workers again in the same allocation. Then restart the kernel, and call {self._attach_call} there."
+        )
+
+    def _find_end(self, timeout_seconds: float) -> str:
+        """Return why the cluster has ended, as a sentence. Return "" if it has not ended within the timeout.
+
+        Return at once if it has failed and waits for `restart`.
+        """
         channel = find_script_channel() if self._sidecar is not None else None
         if channel is not None and channel.is_open:
-            channel.wait_until(lambda: bool(channel.desired.terminate_reason) or not channel.is_open, timeout_seconds)
+            channel.wait_until(
+                lambda: bool(channel.desired.terminate_reason or channel.desired.failure_reason) or not channel.is_open,
+                timeout_seconds,
+            )
         result = None if self.run_directory is None else self.run_directory.read(ResultFile)
         if result is not None:
             return result.reason
@@ -222,14 +307,47 @@ class NotebookCluster(abc.ABC):
         return "a new cluster" if self.run_directory is None else self.run_directory.path.name
 
     @property
+    def _attach_call(self) -> str:
+        return f"tf4slurm.{type(self).__name__}.attach({self._name!r})"
+
+    @property
     def _state(self) -> str:
         if self._is_closed:
-            return "closed"
+            return "left to another chief" if self._advice else "closed"
         return "running" if self.cluster else "not started"
+
+    def _begin(self) -> None:
+        """Let this process be the chief of this cluster until `close` or `restart`."""
+        set_running_cluster(self)
+        atexit.register(self._close_at_exit)
+
+    def _attach(self, directory: RunDirectory) -> None:
+        """Join a running job as its next chief.
+
+        Raises:
+            JobStateError: The job waits for no chief.
+            RendezvousError, RendezvousTimeoutError: As for `start`.
+        """
+        from tf4slurm.joining.attach import explain_refusal
+
+        _check_free()
+        self.run_directory = directory
+        try:
+            self._join(directory)
+        except BaseException as error:
+            self._is_closed = True
+            if self._sidecar is not None:
+                send_end(self._sidecar, "")
+                wait_for_exit(self._sidecar, _END_SECONDS)
+            if isinstance(error, RendezvousClosedError):
+                raise explain_refusal(self._name, error) from error
+            raise
+        self._begin()
 
     def _join(self, directory: RunDirectory) -> None:
         """Join the job as its chief. Return when the cluster has formed."""
-        from tf4slurm.joining.join import check_network, wait_for_control  # imported here: it imports asyncio
+        from tf4slurm.clusters.network import check_service  # imported here: these import asyncio
+        from tf4slurm.joining.join import check_network, wait_for_control
 
         seconds = self._timeout_seconds
         if not wait_for_control(
@@ -239,26 +357,40 @@ class NotebookCluster(abc.ABC):
                 raise RendezvousError("The cluster could not be started:")
             raise RendezvousTimeoutError(f"{str(directory.control)!r} was not written within {seconds:g} s.")
         check_network(directory.path.name, directory.read_trusted_job().process)
+        check_service(directory)
         request = {"run_directory": str(directory.path)}
         self._sidecar = start_sidecar("joining.chief_program", request, in_own_session=True)
         answer = read_answer(self._sidecar, seconds + _ANSWER_SECONDS)
         self.cluster = cluster_from_entries(answer["entries"]).to_dictionary()
         self._outer_channel = replace_script_channel(answer["channel"])
 
-    def _check_running(self) -> RunDirectory:
-        """Return the run directory. Raise RendezvousError if the cluster does not run."""
+    def _check_running(self, *, is_failure_allowed: bool = False) -> RunDirectory:
+        """Return the run directory. Raise RendezvousError if the cluster does not run, or has failed.
+
+        `is_failure_allowed` is for a call that restarts a cluster that has failed.
+        """
         if self._is_closed:
-            raise RendezvousError("The cluster is closed, and its variables are lost. Restart the kernel for another.")
+            text = "The cluster is closed, and its variables are lost. Restart the kernel for another."
+            raise RendezvousError(self._advice or text)
         if self.run_directory is None or not self.cluster:
             raise RendezvousError("The cluster is not running. Call start(), or use it in a with block.")
-        if end := self.find_end(0):
-            raise RendezvousError(f"The cluster has ended. {end} Close it, and restart the kernel for another.")
+        if end := (self._find_end(0) if is_failure_allowed else self.find_end(0)):
+            raise RendezvousError(f"The cluster has ended. {end}" if is_failure_allowed else end)
         return self.run_directory
 
     def _close_at_exit(self) -> None:
         # `last_value` is an uncaught exception, which does not end an interactive interpreter (`ps1`).
         error = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
         self._close(0 if error is None else 1, error)
+
+    def _leave(self, advice: str) -> None:
+        """Forget the job, which this process has left. `advice` is the message of each later call."""
+        assert self._sidecar is not None
+        self._is_closed, self._advice = True, advice
+        atexit.unregister(self._close_at_exit)
+        set_running_cluster(None)
+        replace_script_channel(self._outer_channel)
+        wait_for_exit(self._sidecar, _END_SECONDS)
 
     def _close(self, returncode: int, error: BaseException | None = None) -> None:
         if self._is_closed or os.getpid() != self._process:
@@ -273,3 +405,15 @@ class NotebookCluster(abc.ABC):
         send_end(self._sidecar, json.dumps(end))
         self._end_launcher(is_started=True)
         wait_for_exit(self._sidecar, _END_SECONDS)
+
+
+def _check_free() -> None:
+    """Raise RendezvousError if this process cannot be the chief of another cluster."""
+    other = running_cluster()
+    if isinstance(other, NotebookCluster):
+        raise RendezvousError(f"This process is the chief of {other._name} already. Close that cluster first.")
+    if _connected:
+        raise RendezvousError(
+            f"TensorFlow has connected this process to {_connected[0]._name}, and can connect to one cluster only. "
+            "Restart the kernel, or the process, for another cluster."
+        )

@@ -51,8 +51,12 @@ def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | R
     record = members[rank]
     if record.is_gone:
         return Refusal(f"rank {rank} is lost or has terminated")
+    if registration.incarnation in record.former_incarnations:
+        return Refusal(f"this process has left rank {rank}")
     if record.has_registered and record.incarnation != registration.incarnation:
-        return Refusal(f"rank {rank} was taken by an earlier process, on {record.node}")
+        process_id = record.observed.process_id
+        where = record.node if process_id is None else f"{record.node} (process {process_id})"
+        return Refusal(f"rank {rank} was taken by an earlier process, on {where}")
     return record
 
 

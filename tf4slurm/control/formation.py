@@ -37,6 +37,13 @@ def find_local_address(tasks: TaskTable) -> Outcome | None:
     return None
 
 
+def not_attached(tasks: TaskTable, seconds: float) -> Outcome:
+    """Return the outcome of a job whose external chief has left, if no other chief registers within `seconds`."""
+    chief = tasks.chief
+    reason = f"No other chief has attached within {seconds:g} s after restart()."
+    return Outcome(EXIT_NOT_FORMED, reason, None if chief is None else chief.task, has_timed_out=True)
+
+
 def not_formed(tasks: TaskTable, attempt: int, spec: JobSpec) -> Outcome:
     """Return the outcome of a job whose cluster did not form within the start timeout."""
     present = tasks.present_members

@@ -225,6 +225,8 @@ class ObservedState:
         printed_nothing: The last child has exited with 0 and printed nothing.
         waits_for: The tasks, such as "worker/0", for which the running child waits. TensorFlow has printed that within
             the last `WAIT_SECONDS`. See `jobs.waiting_lines`.
+        next_chief_seconds: The process of an external chief has left, and asks the job to start ps and workers again
+            for another chief, which may attach within this time. Sent with the state "terminated". None otherwise.
     """
 
     state: TaskState = "registered"
@@ -244,6 +246,7 @@ class ObservedState:
     has_server: bool = False
     printed_nothing: bool = False
     waits_for: tuple[str, ...] = ()
+    next_chief_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,8 @@ class DesiredState:
         exit_code: The exit code of a joined worker that must terminate. For other tasks it is 0, or that of the job if
             Slurm may not notice the end of rank 0. Otherwise the process of rank 0 exits with the code of the job.
         workers: The index and "host:port" of each worker that a chief should use. See `JoinedWorkers.workers`.
+        failure_reason: The attempt has failed, as this sentence says, and the job waits for `restart()` of its external
+            chief. Empty otherwise.
     """
 
     attempt: int = 1
@@ -288,6 +293,7 @@ class DesiredState:
     rank: int | None = None
     exit_code: int = 0
     workers: tuple[tuple[int, str], ...] = ()
+    failure_reason: str = ""
 
 
 Message = Registration | ObservedState | ScriptState | StepMetrics | DesiredState

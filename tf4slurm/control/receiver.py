@@ -42,8 +42,9 @@ class Receiver:
             state.decide(Outcome(EXIT_PREFLIGHT, reason, record.task))
             return record
         state.desired.note([record.rank])
+        state.on_first_registration(record)
         address = Address(registration.host, registration.port)
-        if record.role.has_joined and state.attempt > 1:  # it reports attempt 1 until it knows the current
+        if state.attempt > 1:  # a joined worker, or another chief: it reports attempt 1 until it knows the current
             record.address = address
         else:
             state.on_address(record, address)

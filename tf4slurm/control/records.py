@@ -56,6 +56,7 @@ class TaskRecord:
         ended_at: Time when the child exited, or when the agent terminated or was lost before that.
         early_failures: What ended the children of this attempt that failed soon after their start, before they had a
             server, by the number of the start.
+        former_incarnations: The `incarnation` of each earlier process of this rank that has left. See `vacate`.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class TaskRecord:
     barrier_error: str = ""
     early_failures: dict[int, ScriptFailure] = field(default_factory=dict)
     vain_waits: tuple[str, ...] = ()
+    former_incarnations: frozenset[str] = frozenset()
 
     def begin_attempt(self, attempt: int) -> None:
         self.observed = ObservedState(attempt=attempt, stop_signal=self.observed.stop_signal)
@@ -89,6 +91,14 @@ class TaskRecord:
         self.started_at = self.serving_at = self.ended_at = None
         self.early_failures = {}
         self.vain_waits = ()
+
+    def vacate(self) -> None:
+        """Let another process register for this task, because its process has left."""
+        self.former_incarnations |= {self.incarnation}
+        self.incarnation = self.node = ""
+        self.address, self.attempt = None, 0
+        self.is_connected = self.is_gone = False
+        self.begin_attempt(self.attempt)
 
     def note_failure(self, now: float) -> None:
         """Remember what ended the last child if it failed soon after its start, before it had a server."""
@@ -231,6 +241,8 @@ EVENT_KINDS = {
     "shards": EventKind("All data shards of a name are done."),
     "grace_period_over": EventKind("The grace period is over, or a request skips the rest of it.", True, True),
     "attempt": EventKind("The attempt has failed, so another attempt follows.", True, True),
+    "failed": EventKind("The attempt has failed. The job waits for `restart()` of its external chief.", True, True),
+    "vacant": EventKind("The external chief has left after `restart()`. The job waits for another one.", True, True),
     "warning": EventKind("No task has a TensorFlow server, shows a sign of work or has done anything.", True),
     "withdrawn": EventKind("An earlier warning is not true any more.", True),
     "outcome": EventKind("The exit code of the job is known.", True, True),

@@ -288,6 +288,41 @@ def after_failure(*, is_attempt_left: bool, is_stuck: bool, spares_suffice: bool
     return AfterFailure.NO_PROGRESS if is_stuck else AfterFailure.NEXT_ATTEMPT
 
 
+RESTART_SECONDS = 300.0
+"""Seconds for which a failed attempt waits for `restart()` of an external chief: time to read the error in a notebook
+and to run a cell. An allocation whose notebook nobody watches is not held longer."""
+
+
+def awaits_restart(chief: TaskRecord | None, spec: JobSpec, *, failed_seconds: float, spares_suffice: bool) -> bool:
+    """Return whether the job waits for `restart()` of its external chief, before the rules of a failure apply.
+
+    Args:
+        chief: The chief. It must run: its own end or loss is not waited for.
+        failed_seconds: Seconds since the failure.
+        spares_suffice: As for `after_failure`. The loss of an agent or host is final.
+    """
+    is_present = chief is not None and chief.observed.state == "running" and not chief.is_gone
+    return spec.external_chief and is_present and spares_suffice and failed_seconds < RESTART_SECONDS
+
+
+class AfterLeave(enum.Enum):
+    """What follows when an external chief has left with `restart()`."""
+
+    RESTART = "ps and workers are started again, for another chief"
+    FINISHED = "it has finished"
+    NOTHING = "nothing"
+
+
+AFTER_LEAVE = {
+    Phase.TRAINING: AfterLeave.RESTART,
+    Phase.STOPPING: AfterLeave.FINISHED,
+}
+"""What follows when an external chief has left with `restart()`, by phase. In all other phases nothing.
+
+The restart counts as no attempt: the chief itself asks for it.
+"""
+
+
 def first_failure(one: Failure | None, other: Failure) -> Failure:
     """Return the failure with the earlier time of exit or loss. Return `one` if the times are equal."""
     return one if one is not None and one.at <= other.at else other

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tf4slurm.cluster import Address, Cluster, Task, format_tasks
 from tf4slurm.control import rules
-from tf4slurm.control.formation import find_local_address, not_formed, spread_tasks
+from tf4slurm.control.formation import find_local_address, not_attached, not_formed, spread_tasks
 from tf4slurm.control.records import EVENT_KINDS, Failure, JobProgress, Outcome, Phase, TaskRecord
-from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLoss, AfterStop, Completion, StopRequest
+from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLeave, AfterLoss, AfterStop, Completion, StopRequest
 from tf4slurm.control.script_calls import ScriptCalls
 from tf4slurm.control.spares import NodeFailures, can_replace, plan_replacements
 from tf4slurm.control.task_table import TaskTable
@@ -70,6 +70,7 @@ class JobState:
         self._held_failure: Failure | None = None  # until each disconnected task has reconnected or is lost
         self._explained_by: TaskRecord | None = None  # the task whose last lines explain the outcome
         self._exited_early: TaskRecord | None = None
+        self._vacant_seconds: float | None = None  # for another chief to register; None if no chief has left
 
     def postpone_start(self, until: float) -> None:
         """Postpone the start timeout, the time limit for the cluster to form: it now begins at the job time `until`.
@@ -171,6 +172,8 @@ class JobState:
 
     def on_terminated(self, record: TaskRecord) -> None:
         """Handle the end of an agent that the job has asked to terminate, or that terminates by itself."""
+        if record.observed.next_chief_seconds is not None and self._leave(record, record.observed.next_chief_seconds):
+            return
         is_asked = self.outcome is not None or bool(self.scripts.joined_workers.dismissal_of(record.rank)[0])
         if not is_asked and (record.owns_child or self.phase in (Phase.RENDEZVOUS, Phase.CHECKING)):
             why = "its agent terminated by itself" if record.owns_child else "its script has ended"
@@ -183,6 +186,30 @@ class JobState:
                 self._stop_after_loss(record, record.observed.detail or "has ended before training was over")
             self.end_stop_if_saved()
             self._end_if_all_gone()
+
+    def _leave(self, record: TaskRecord, seconds: float) -> bool:
+        """Handle the end of an external chief's process that has called `restart()`. Return whether that is all.
+
+        Another chief has `seconds` to register.
+        """
+        consequence = rules.AFTER_LEAVE.get(self.phase, AfterLeave.NOTHING)
+        if consequence is AfterLeave.FINISHED:
+            record.is_done = True
+            self.end_stop_if_saved()
+        if consequence is not AfterLeave.RESTART or self.tasks.lost_members:
+            return False
+        self.emit("vacant", None, f"{record} has left after restart(): another chief has {seconds:g} s to attach")
+        self.scripts.on_end(record)
+        self.tasks.vacate(record)
+        self._begin_attempt(seconds)
+        self._vacant_seconds = seconds
+        return True
+
+    def on_first_registration(self, record: TaskRecord) -> None:
+        """Handle the first registration of a task. If another chief was awaited, the start timeout begins."""
+        if self._vacant_seconds is not None and record is self.tasks.chief:
+            self._vacant_seconds = None
+            self._phase_deadline = self.now + self.spec.start_timeout_seconds
 
     def on_spawner_exit(self, outcome: Outcome, now: float) -> None:
         """Handle the exit of srun or, in a local job, of all agents. All tasks have ended with it.
@@ -272,15 +299,15 @@ class JobState:
     def _fail(self, failure: Failure) -> None:
         """Begin a new attempt after a failure if the rules allow one. Otherwise end the job.
 
-        A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost. Of
-        several failures the earliest one counts.
+        A disconnected task may be the cause, so the failure is held until the task has reconnected or is lost. It is
+        also held while an external chief may call `restart()`. Of several failures the earliest one counts.
         """
         if self.phase.is_ending or self.desired.shared.is_finishing:
             return
         self._held_failure = failure = rules.first_failure(self._held_failure, failure)
-        if self.tasks.is_disconnected:
-            return
         outcome = rules.outcome_after(failure, self._exited_early)
+        if self.tasks.is_disconnected or self._awaits_restart(failure, outcome):
+            return
         self._node_failures.note(self.tasks.members, outcome.cause)
         self.progress.end_attempt()
         consequence = rules.after_failure(
@@ -290,7 +317,9 @@ class JobState:
         )
         if consequence is AfterFailure.NEXT_ATTEMPT:
             self._replace()
-            self._begin_attempt(outcome.reason)
+            number, most = self.attempt + 1, self.spec.max_attempts
+            self.emit("attempt", None, f"attempt {number} of {most}, because: {outcome.reason}")
+            self._begin_attempt(self.spec.start_timeout_seconds)
         else:
             self._decide_failure(failure, has_no_progress=consequence is AfterFailure.NO_PROGRESS)
 
@@ -302,15 +331,29 @@ class JobState:
         self._explained_by = failure.record
         self.decide(_explain(outcome, failure.record))
 
-    def _begin_attempt(self, reason: str) -> None:
+    def _awaits_restart(self, failure: Failure, outcome: Outcome) -> bool:
+        """Return whether the job waits for `restart()` of its external chief. If so, inform the chief once."""
+        result = rules.awaits_restart(
+            self.tasks.chief,
+            self.spec,
+            failed_seconds=self.now - failure.at,
+            spares_suffice=plan_replacements(self.tasks, ()) is not None,
+        )
+        if result and not self.desired.shared.failure_reason:
+            self.desired.change(failure_reason=outcome.reason)
+            text = f"{outcome.reason} The job waits {rules.RESTART_SECONDS:g} s for restart() of its chief"
+            self.emit("failed", None, text)
+        return result
+
+    def _begin_attempt(self, seconds: float) -> None:
+        """Begin another attempt, whose cluster must form within `seconds`."""
         self.attempt += 1
         self.cluster = self._exited_early = self._held_failure = None
         self.watches.steps.reset()
         self.desired.begin_attempt(self.attempt)
         self.scripts.begin_attempt()
         self.tasks.begin_attempt(self.attempt)
-        self._phase_deadline = self.now + self.spec.start_timeout_seconds
-        self.emit("attempt", None, f"attempt {self.attempt} of {self.spec.max_attempts}, because: {reason}")
+        self._phase_deadline = self.now + seconds
         self._move_on(Phase.RENDEZVOUS, "every task ends its child process and chooses a new port")
 
     # Stop requests and time
@@ -417,6 +460,8 @@ class JobState:
         if self.phase in (Phase.RENDEZVOUS, Phase.CHECKING):
             if self._held_failure is not None:
                 self._decide_failure(self._held_failure)
+            if self._vacant_seconds is not None:
+                self.decide(not_attached(self.tasks, self._vacant_seconds))
             self.decide(not_formed(self.tasks, self.attempt, self.spec))
         elif self.phase is Phase.TRAINING:
             self._phase_deadline = _NEVER
@@ -457,6 +502,9 @@ class JobState:
 
     def _complete_if_done(self) -> None:
         if self.phase is not Phase.TRAINING:
+            return
+        if self._held_failure is not None and self.desired.shared.failure_reason:
+            self._fail(self._held_failure)  # if the chief has ended, nothing calls restart() any more
             return
         completion = rules.completion_of(self.tasks.members)
         if completion is Completion.DONE:

@@ -210,6 +210,11 @@ class TaskTable:
         if self._joined_workers.pop(record.rank, None) is not None:
             self.left.append(record)
 
+    def vacate(self, record: TaskRecord) -> None:
+        """Let another process register for a member whose process has left. Then call `begin_attempt`."""
+        self._active.discard(record.rank)
+        record.vacate()
+
     def mark_exited_as_done(self) -> None:
         """Mark each task whose child has exited as done, unless a restart of the child was already requested.
 
@@ -220,10 +225,11 @@ class TaskTable:
                 record.is_done = True
 
     def begin_attempt(self, attempt: int) -> None:
-        """Reset the tasks that have registered and are not gone. The members must send and check addresses again."""
+        """Reset the tasks that have registered and are not gone. They and a vacant chief must send an address."""
         for rank in self._active:
             self[rank].begin_attempt(attempt)
-        self._unregistered = {record.rank for record in self.members} & self._active
+        vacant = {record.rank for record in self.members if not (record.has_registered or record.is_gone)}
+        self._unregistered = ({record.rank for record in self.members} & self._active) | vacant
         self._not_ready = self._unregistered.copy()
 
     def place(self, tasks: Sequence[Task]) -> None:

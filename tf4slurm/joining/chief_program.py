@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from tf4slurm.agent.agent import Agent
 from tf4slurm.agent.rendezvous import ExternalChief, Rendezvous
-from tf4slurm.agent.sidecar import CallingChief, send_error
+from tf4slurm.agent.sidecar import CallingChief, send_error, send_leave
 from tf4slurm.control.credentials import ControlEndpoint
 from tf4slurm.errors import RendezvousError
 from tf4slurm.jobs.run_directory import RunDirectory
@@ -29,7 +29,8 @@ from tf4slurm.system.program import run_program
 def main() -> NoReturn:
     """Run the sidecar of the process that started this process.
 
-    The process writes one line of JSON to standard input, with the path of the run directory.
+    The process writes one line of JSON to standard input, with the path of the run directory. It reads a line of JSON
+    when the cluster has formed, and another one when it has left the job to another chief (see `CallingChief`).
     """
     for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
         signal.signal(
@@ -56,3 +57,11 @@ async def _run_sidecar(directory: RunDirectory, environ: Mapping[str, str]) -> N
     await agent.run()
     if not chief.has_started and not chief.has_ended:
         send_error(agent.failure or RendezvousError("The cluster did not form."))
+    elif chief.has_left:
+        desired = rendezvous.client.desired
+        if desired.terminate or desired.stop_reason:
+            send_error(RendezvousError(desired.terminate_reason or desired.stop_reason))
+        elif agent.is_end_confirmed:
+            send_leave()
+        else:
+            send_error(RendezvousError("The launcher did not confirm the restart."))

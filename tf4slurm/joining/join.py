@@ -161,7 +161,7 @@ def check_joinable(job: KnownJob, directory: RunDirectory, verb: str) -> JobFile
         path = str(directory.path / FILE_NAMES[JobFile])
         text = f"{path!r} is missing or cannot be read. The job may have just started: try again in a few seconds."
         raise RunDirectoryError(text, path=path)
-    state = _find_end(job, file, files)
+    state = find_end(job, file, files)
     reason = ""
     version = file.versions.get("tf4slurm")
     if state == REQUEUED:
@@ -193,7 +193,7 @@ def warn_of_wait(job: KnownJob, directory: RunDirectory) -> None:
         )
 
 
-def _find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
+def find_end(job: KnownJob, file: JobFile, files: JobFiles) -> str:
     """Return the state of a run that has ended or is forgotten, or else "". Query Slurm only if status.json is old."""
     launcher = file.process
     is_lost = launcher is not None and launcher.host == os.uname().nodename and not launcher.is_alive()

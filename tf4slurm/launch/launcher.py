@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 _CLOSE_SECONDS = 2.0
 _LOAD_SECONDS = 3.0
 _PUBLISH_POLL_SECONDS = 1.0
+_STARTER_POLL_SECONDS = 0.5
 _END_JOBS_SECONDS = 15.0  # for Slurm's programs too
 
 
@@ -78,6 +79,7 @@ class Launcher:
         arguments: Sequence[str] = (),
         node: str | None = None,
         step: str | None = None,
+        starter_id: int | None = None,
         has_person: bool = True,
     ) -> None:
         """Create the launcher.
@@ -88,6 +90,7 @@ class Launcher:
             arguments: The command line of this process, which job.json records.
             node: Slurm's name of this node if the launcher is in the process of a task's agent, else None.
             step: Slurm's id of the step, such as "4711.0", if the launcher is in the process of a task's agent.
+            starter_id: Process id of the parent, if it is a program that will join the job as its external chief.
             has_person: See `rules.stop_request_of`.
         """
         self._spec = spec
@@ -99,6 +102,7 @@ class Launcher:
         self._arguments = tuple(arguments)
         self._node = node
         self._step = step
+        self._starter_id = starter_id
         self._has_person = has_person
         self._writer = PatientWriter(run_directory)
         self._service = make_service(spec, spec.counts, self._on_event)
@@ -135,6 +139,8 @@ class Launcher:
         if not self._spawner.is_external:
             self._take_signals()
             watches.append(asyncio.create_task(self._watch_slurmstepd()))  # else this process's agent watches it
+        if self._starter_id is not None:
+            watches.append(asyncio.create_task(self._watch_starter(self._starter_id)))
         self._start_threads()
         try:
             await self._writer.call(self._write_job)
@@ -238,6 +244,16 @@ class Launcher:
         process_id = await wait_for_slurmstepd_loss()
         advice = f" (Slurm may keep the job: scancel {self._job_id})" if self._job_id is not None else ""
         self._stop(signal.SIGHUP, f"the slurmstepd above the launcher (process {process_id}) was killed{advice}")
+
+    async def _watch_starter(self, process_id: int) -> None:
+        """End the job if the process that has started it ends before a chief has registered."""
+        while (chief := self._state.tasks.chief) is not None and not chief.has_registered:
+            if os.getppid() != process_id:
+                reason = f"Process {process_id}, which has started the cluster, has ended before it was the chief."
+                self._state.decide(Outcome(EXIT_TASK_LOST, reason, chief.task))
+                self._service.publish()
+                return
+            await asyncio.sleep(_STARTER_POLL_SECONDS)
 
     def _stop(self, number: int, why: str, request: StopRequest = StopRequest.SIGNAL) -> None:
         self._state.on_stop(signal.Signals(number), why, self._clock.now(), request)

@@ -106,6 +106,8 @@ def run_job(
     with recording_failure(run_directory):
         if element is None:
             register_job(name if job_id else run_directory.path.name, spec.runs_directory, environ, job_id)
+        # Read before the answer, which fails if the process has ended.
+        starter_id = os.getppid() if answer is not None and spec.external_chief else None
         if answer is not None:
             Path(answer).write_bytes(os.fsencode(run_directory.path))
         requeue = None
@@ -118,6 +120,7 @@ def run_job(
                 *(spec, spawner, run_directory, terminal, requeue),
                 job_id=job_id,
                 arguments=arguments,
+                starter_id=starter_id,
                 has_person=allocation is None or answer is not None or _has_terminal(),
             )
             return asyncio.run(launcher.run())

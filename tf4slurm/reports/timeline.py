@@ -28,7 +28,7 @@ STATES = {
 """The states of a task in their usual order, each with its meaning as the report's legend shows it."""
 
 _MARKED_KINDS = {name for name, kind in EVENT_KINDS.items() if kind.is_in_timeline}
-_FAILURES = ("lost", "attempt", "not_terminated")
+_FAILURES = ("lost", "attempt", "failed", "not_terminated")
 _MIN_WAIT_SECONDS = 1.0
 
 
@@ -220,7 +220,7 @@ class _TimelineBuilder:
             self._add_wait(self._times["registered"], self._phase_at, "to register")
         elif kind == "training":
             self._phase_at = now
-        elif kind == "attempt":
+        elif kind in ("attempt", "vacant"):
             self._phase_at = now
             self._is_training = False
             self._times.clear()

@@ -28,6 +28,8 @@ _MARK_PERCENT = 0.9  # minimum distance of two marks of one kind; a nearer secon
 _MARKS = {"restarting": "triangle", "disconnected": "diamond"}
 _MOMENTS = {
     "attempt": "new attempt",
+    "failed": "failed, may be restarted",
+    "vacant": "chief left",
     "stopping": "stop request",
     "grace_period_over": "grace period over",
     "outcome": "outcome",

@@ -86,7 +86,7 @@ class JobSpec:
     external_chief: bool = option(
         False,
         "The chief is another process, such as a notebook, that joins the job.",
-        excludes=("chief", "max_attempts", "requeue"),
+        excludes=("chief", "max_attempts", "requeue", "stall_timeout_seconds"),
         verbs=_NOT_TASK,
         group="Roles",
     )

@@ -184,6 +184,8 @@ def make_sbatch_options(spec: BatchSpec) -> tuple[dict[str, str], ...]:
     options = {"job-name": spec.name, **spec.sbatch_options}
     options.setdefault("open-mode", "append")  # else a requeue truncates the output of the previous run
     _add_signal(options, spec)
+    if spec.external_chief and "requeue" not in options:
+        options.setdefault("no-requeue", "")  # another run would wait for a chief that does not come
     if spec.spares:
         options.setdefault("no-kill", "")  # else Slurm ends the job when it loses a node
     if spec.varied:

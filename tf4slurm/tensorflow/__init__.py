@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf4slurm.clusters.local import LocalCluster as LocalCluster
+    from tf4slurm.clusters.slurm import SlurmCluster as SlurmCluster
     from tf4slurm.tensorflow.checkpoints import Checkpoints as Checkpoints
     from tf4slurm.tensorflow.checkpoints import evaluate_checkpoints as evaluate_checkpoints
     from tf4slurm.tensorflow.keras.evaluation import evaluate as evaluate
@@ -32,6 +33,7 @@ _NAMES = {
     "tf4slurm.tensorflow.keras.evaluation": "evaluate predict",
     "tf4slurm.tensorflow.keras.fit": "fit",
     "tf4slurm.clusters.local": "LocalCluster",
+    "tf4slurm.clusters.slurm": "SlurmCluster",
     "tf4slurm.tensorflow.resolver": "SlurmClusterResolver",
     "tf4slurm.tensorflow.keras.sharded_embedding": "ShardedEmbedding",
     "tf4slurm.tensorflow.shard_training": "run_shards shard_batches",

@@ -23,7 +23,7 @@ class RunningCluster(Protocol):
         """Return a tf.distribute.ParameterServerStrategy. See `tf4slurm.LocalCluster.strategy`."""
 
     def find_end(self, timeout_seconds: float) -> str:
-        """Return why the cluster has ended, as a sentence. Return "" if it has not ended within the timeout."""
+        """Return why the variables are lost, and what to do. Return "" if they are not lost within the timeout."""
 
 
 def running_cluster() -> RunningCluster | None:

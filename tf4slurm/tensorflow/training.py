@@ -98,7 +98,7 @@ def run_steps(
 
     Raises:
         ParameterServerLostError: A ps and its variables are lost. Let the chief exit: another attempt (`tf4slurm run
-            --max-attempts`) resumes from the checkpoint.
+            --max-attempts`) resumes from the checkpoint. In a notebook the message has the steps to take.
         TrainingTimeoutError: No closure completed for `timeout_seconds`, or closures of an earlier call still run.
         TrainingError: A dataset has ended, or step_fn returned something other than scalar tensors, or uses more than
             2 GB of arrays.
@@ -186,8 +186,7 @@ def translate_errors() -> Iterator[None]:
         notebook = running_cluster()
         if notebook is not None and (end := notebook.find_end(_END_SECONDS)):
             raise ParameterServerLostError(
-                f"The cluster has ended, and its variables are lost. {end} Close it, restart the kernel, and start a "
-                "new cluster: training resumes from its checkpoint."
+                f"The variables of the cluster are lost. {end} Training resumes from its checkpoint (Checkpoints)."
             ) from error
         raise ParameterServerLostError(
             "A ps is lost, and its variables with it. Start the job again, or give it --max-attempts: it resumes from "
