@@ -313,7 +313,7 @@ class NotebookCluster(abc.ABC):
     @property
     def _state(self) -> str:
         if self._is_closed:
-            return "left to another chief" if self._advice else "closed"
+            return "left" if self._advice else "closed"
         return "running" if self.cluster else "not started"
 
     def _begin(self) -> None:
