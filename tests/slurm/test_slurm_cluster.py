@@ -141,6 +141,28 @@ def test_killed_kernel_frees_the_allocation(lab: SlurmLab, tmp_path: Path, proce
     assert "ended without closing the cluster" in result.reason
 
 
+@pytest.mark.long
+def test_restarted_kernel_attaches_to_the_job_in_its_allocation(
+    lab: SlurmLab, tmp_path: Path, process_mark: str
+) -> None:
+    with kernel_on(lab, tmp_path) as notebook:
+        notebook.run(START)
+        notebook.run(CELL)
+        assert notebook.run("print(train(10).steps)") == "10\n"
+        (job_id,) = lab.queue()
+        (attach,) = re.findall(r"tf4slurm\.SlurmCluster\.attach\('\S+'\)", notebook.run("cluster.restart()"))
+        notebook.restart(now=False)
+        notebook.run(f"import tf4slurm\ncluster = {attach}")
+        notebook.run(CELL)
+        assert notebook.run("print(train(10).steps, float(total))") == "10 10.0\n"
+        assert lab.queue() == [job_id], "the allocation is the same"
+        notebook.run("cluster.close()")
+        assert notebook.run("print(cluster.status().state)") == "COMPLETED\n"
+        lab.wait_idle(_SECONDS)
+        assert "has ended (COMPLETED)" in notebook.fail(attach)
+    assert not wait_until_gone(process_mark, 30)
+
+
 @pytest.fixture
 def busy(lab: SlurmLab) -> str:
     """The id of a job that has all nodes."""

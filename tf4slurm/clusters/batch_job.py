@@ -45,12 +45,21 @@ class BatchJob:
         known: The job, or None before `launch` has submitted it.
     """
 
-    def __init__(self, spec: BatchSpec, pending_timeout_seconds: float | None) -> None:
-        """Store the arguments. `pending_timeout_seconds` is None for no limit."""
-        self.known: KnownJob | None = None
+    def __init__(
+        self, spec: BatchSpec, pending_timeout_seconds: float | None = None, known: KnownJob | None = None
+    ) -> None:
+        """Store the arguments.
+
+        Args:
+            spec: The job to submit.
+            pending_timeout_seconds: Timeout in seconds for its start in Slurm. None for no limit.
+            known: The job, if another process has submitted it. Of `spec`, its options in Slurm are not known then.
+        """
+        self.known = known
         self._spec = spec
         self._pending_timeout_seconds = pending_timeout_seconds
-        self._reader = StatusReader([])
+        self._may_have_epilogue = known is not None or bool(spec.epilogue)
+        self._reader = StatusReader([] if known is None else [known], ask_seconds=_ASK_SECONDS)
         self._status: JobStatus | None = None
 
     def launch(self) -> RunDirectory:
@@ -124,8 +133,8 @@ class BatchJob:
     def end(self, *, is_started: bool) -> None:
         """Wait for the end of the job, whose chief has ended. Cancel the job if it does not end by itself.
 
-        `is_started` is whether its cluster has formed. If not, the job is cancelled at once. A job with an epilogue is
-        not cancelled after its result.
+        `is_started` is whether its cluster has formed. If not, the job is cancelled at once. A job that may have an
+        epilogue is not cancelled after its result.
         """
         if self.known is None:
             return
@@ -144,7 +153,7 @@ class BatchJob:
                 return False
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _END_SECONDS
-        while not self._spec.epilogue and not _has_left_queue(known):
+        while not self._may_have_epilogue and not _has_left_queue(known):
             if time.monotonic() >= deadline:
                 assert known.slurm_id is not None
                 cancel_job(known.slurm_id)  # its launcher has ended, so there is nothing to ask

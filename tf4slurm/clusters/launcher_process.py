@@ -1,9 +1,11 @@
-"""A launcher that this process starts, for the job of a cluster: on this host, or in the allocation of this process."""
+"""The launcher of a cluster's job on this host, which starts the tasks here or in the allocation of this process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import tempfile
 import time
@@ -13,6 +15,7 @@ from typing import IO
 
 from tf4slurm.errors import RendezvousError, RendezvousTimeoutError
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.jobs.schema import Process
 from tf4slurm.system.exec_child import NOW_SIGNAL
 from tf4slurm.system.variables import ANSWER_VARIABLE
 
@@ -20,6 +23,7 @@ SERVER_PROGRAM = ("-m", "tf4slurm.tensorflow.server_program")
 """The arguments of Python for the tasks of a cluster, which only run a TensorFlow server."""
 
 _END_SECONDS = 15.0
+_POLL_SECONDS = 0.05
 _MAX_OUTPUT_BYTES = 2_000
 
 
@@ -73,6 +77,33 @@ class LauncherProcess:
         if not is_started:
             self._launcher.send_signal(NOW_SIGNAL)
         end_processes([self._launcher])
+
+
+class AttachedLauncher:
+    """A launcher of this host that another process has started."""
+
+    output = subprocess.DEVNULL
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def has_ended(self) -> bool:
+        """Return whether the launcher has exited."""
+        return not self._process.is_alive()
+
+    def describe(self) -> str:
+        """Return "": its output went to the other process."""
+        return ""
+
+    def end(self, *, is_started: bool) -> None:
+        """Wait for the end of the launcher. Kill it after 15 s. `is_started` does not matter."""
+        deadline = time.monotonic() + _END_SECONDS
+        while self._process.is_alive():
+            if time.monotonic() >= deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._process.id, signal.SIGKILL)
+                return
+            time.sleep(_POLL_SECONDS)
 
 
 def start_process(

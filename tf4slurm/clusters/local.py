@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
 
 from tf4slurm.api import own_command
 from tf4slurm.clusters.base import NotebookCluster
-from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, LauncherProcess, end_processes, start_process
+from tf4slurm.clusters.launcher_process import (
+    SERVER_PROGRAM,
+    AttachedLauncher,
+    LauncherProcess,
+    end_processes,
+    start_process,
+)
 from tf4slurm.errors import JobStateError
 from tf4slurm.jobs.registry import find_job
 from tf4slurm.jobs.run_directory import RunDirectory
-from tf4slurm.jobs.schema import Process
-
-_END_SECONDS = 15.0
-_POLL_SECONDS = 0.05
 
 
 class LocalCluster(NotebookCluster):
@@ -60,10 +59,9 @@ class LocalCluster(NotebookCluster):
         super().__init__(start_timeout_seconds)
         self._counts = (ps, workers)
         self._runs_directory = runs_directory
-        self._launcher: LauncherProcess | None = None
+        self._launcher: LauncherProcess | AttachedLauncher | None = None
         self._added: list[subprocess.Popen[bytes]] = []  # the joined workers, without those that were asked to leave
         self._leaving: list[subprocess.Popen[bytes]] = []
-        self._attached: Process | None = None  # the launcher of a job that this process has not started
 
     @classmethod
     def attach(cls, job: str, *, start_timeout_seconds: float = 120.0) -> LocalCluster:
@@ -85,7 +83,8 @@ class LocalCluster(NotebookCluster):
 
         directory, file = check_attachable(find_job(job, os.environ))
         if file.job_id is not None:
-            text = f"{directory.path.name} is job {file.job_id} of Slurm, and no cluster of local processes."
+            name = directory.path.name
+            text = f"{name} runs in job {file.job_id} of Slurm: call tf4slurm.SlurmCluster.attach({name!r})."
             raise JobStateError(text, job=directory.path.name, state="RUNNING")
         cluster = cls(
             file.counts.get("ps", 0),
@@ -93,13 +92,14 @@ class LocalCluster(NotebookCluster):
             start_timeout_seconds=start_timeout_seconds,
             runs_directory=directory.path.parent,
         )
-        cluster._attached = file.process
+        assert file.process is not None
+        cluster._launcher = AttachedLauncher(file.process)
         cluster._attach(directory)
         return cluster
 
     def _launch(self) -> RunDirectory:
-        self._launcher = LauncherProcess(self._command(), self._timeout_seconds)
-        return self._launcher.launch()
+        self._launcher = launcher = LauncherProcess(self._command(), self._timeout_seconds)
+        return launcher.launch()
 
     def _command(self) -> list[str]:
         ps, workers = self._counts
@@ -108,16 +108,12 @@ class LocalCluster(NotebookCluster):
         return own_command(*run, *options, "--", sys.executable, *SERVER_PROGRAM)
 
     def _has_launcher_ended(self) -> bool:
-        if self._attached is not None:
-            return not self._attached.is_alive()
         return self._launcher is not None and self._launcher.has_ended()
 
     def _describe_launch(self) -> str:
         return "" if self._launcher is None else self._launcher.describe()
 
     def _end_launcher(self, *, is_started: bool) -> None:
-        if self._attached is not None:
-            _end_process(self._attached)
         if self._launcher is not None:
             self._launcher.end(is_started=is_started)
         end_processes([*self._added, *self._leaving])  # the launcher has ended them
@@ -132,14 +128,3 @@ class LocalCluster(NotebookCluster):
         while len(self._added) < num_added:
             command = own_command("join", str(self.run_directory.path))
             self._added.append(start_process(command, output))
-
-
-def _end_process(process: Process) -> None:
-    """Wait for the end of a process of this host. Kill it after 15 s."""
-    deadline = time.monotonic() + _END_SECONDS
-    while process.is_alive():
-        if time.monotonic() >= deadline:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.id, signal.SIGKILL)
-            return
-        time.sleep(_POLL_SECONDS)

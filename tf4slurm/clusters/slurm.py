@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tf4slurm import api
 from tf4slurm.clusters.base import NotebookCluster
 from tf4slurm.clusters.batch_job import BatchJob
-from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, LauncherProcess
-from tf4slurm.errors import LaunchError, OptionError, RendezvousError
+from tf4slurm.clusters.launcher_process import SERVER_PROGRAM, AttachedLauncher, LauncherProcess
+from tf4slurm.errors import JobStateError, LaunchError, OptionError, RendezvousError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.worker_jobs import find_worker_jobs
 from tf4slurm.slurm.commands import has_no_cluster, missing_programs
@@ -111,8 +111,50 @@ class SlurmCluster(NotebookCluster):
         self._is_here: bool = options.pop("here", False)
         self._options = _check_options({"ps": ps, "workers": workers, **options}, is_here=self._is_here)
         super().__init__(BatchSpec.start_timeout_seconds)  # `_launch` has that of the settings
-        self._launched: BatchJob | LauncherProcess | None = None
+        self._launched: BatchJob | LauncherProcess | AttachedLauncher | None = None
+        self._is_attached = False
         self._more: Mapping[str, Any] = {}  # options of the workers of `scale`
+
+    @classmethod
+    def attach(
+        cls, job: str, *, start_timeout_seconds: float = BatchSpec.start_timeout_seconds, site: str | None = None
+    ) -> SlurmCluster:
+        """Join a running cluster as its next chief, after its chief has called `restart`.
+
+        The result is as after `start`: `close` ends the job. `scale` uses only options that it is given, and settings.
+
+        Args:
+            job: The name of the job, its Slurm job id or its run directory. `restart` prints the name.
+            start_timeout_seconds: Timeout in seconds for the cluster, and again for the tasks' servers (default 300).
+            site: As for `SlurmCluster`.
+
+        Raises:
+            UnknownJobError: There is no such job.
+            JobStateError: The job has ended, has a chief, or is no cluster in Slurm. The message says which.
+            RunDirectoryError, UntrustedFileError: The files of the job cannot be read or trusted.
+            RendezvousError, RendezvousTimeoutError: As for `start`.
+        """
+        from tf4slurm.joining.attach import check_attachable  # imported here: it imports asyncio
+
+        known = api.find(job)
+        directory, file = check_attachable(known)
+        name = directory.path.name
+        if file.job_id is None or file.process is None:
+            text = f"{name} is a cluster of local processes: call tf4slurm.LocalCluster.attach({name!r})."
+            raise JobStateError(text, job=name, state="RUNNING")
+        ps, workers = file.counts.get("ps", 0), file.counts.get("worker", 0)
+        cluster = cls(ps, workers, start_timeout_seconds=start_timeout_seconds, site=site)
+        cluster._timeout_seconds = start_timeout_seconds
+        cluster._is_attached = True
+        if known.batch_script.exists():
+            cluster._launched = BatchJob(cluster._spec(), known=known)
+        elif file.process.host == os.uname().nodename:  # started with here=True
+            cluster._launched = AttachedLauncher(file.process)
+        else:
+            text = f"{name} runs in the allocation of a notebook on {file.process.host}. Attach there."
+            raise JobStateError(text, job=name, state="RUNNING")
+        cluster._attach(directory)
+        return cluster
 
     def script(self) -> str:
         """Return the batch script that `start` submits. This host needs no Slurm.
@@ -150,7 +192,7 @@ class SlurmCluster(NotebookCluster):
         assert directory is not None
         known = api.find(str(directory.path))
         num_missing = num_added - len(find_worker_jobs(known))
-        if num_missing > 0 and self._is_here:
+        if num_missing > 0 and (self._is_here or self._is_attached):
             api.grow(known, num_missing, site=self._site, **self._more)
         elif num_missing > 0:
             api.grow(known, num_missing, **{**_worker_options(self._spec(), self._more), **self._more})
@@ -187,13 +229,15 @@ class SlurmCluster(NotebookCluster):
             raise RendezvousError(text)
         spec = self._spec_here() if self._is_here else self._spec()
         self._timeout_seconds = spec.start_timeout_seconds
+        launched: BatchJob | LauncherProcess
         if isinstance(spec, BatchSpec):
-            self._launched = BatchJob(spec, self._pending_timeout_seconds)
+            launched = BatchJob(spec, self._pending_timeout_seconds)
         else:
             command = api.own_command("run", "--site", "none", *spec.to_arguments(), "--", *spec.command)
-            self._launched = LauncherProcess(command, self._timeout_seconds)
+            launched = LauncherProcess(command, self._timeout_seconds)
+        self._launched = launched
         try:
-            return self._launched.launch()
+            return launched.launch()
         except LaunchError as error:
             if has_no_cluster(error.stderr):
                 raise RendezvousError(f"{error}\n{_HOST_ADVICE}") from error
