@@ -195,7 +195,7 @@ def test_steps_are_exact_and_errors_are_clear(tmp_path: Path) -> None:
     assert lines[2].startswith("refused 0 The dataset of a worker has ended")
     assert "refused 1" in ran.stdout
     assert "step_fn returned a loss of shape (2,), not one number" in ran.stdout
-    assert lines[-1].startswith("lost The cluster has ended, and its variables are lost. ps/0 on ")
+    assert lines[-1].startswith("lost The variables of the cluster are lost. ps/0 on ")
 
 
 def test_run_steps_checks_arguments_and_stops_training_on_any_exit(tmp_path: Path) -> None:
