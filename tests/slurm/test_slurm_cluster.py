@@ -273,7 +273,8 @@ def test_firewall_is_named_with_the_addresses_and_the_way_out(
     for node in () if is_notebook_filtered else lab.nodes:
         lab.on(node, "iptables", "-A", "INPUT", *others, *rule)
     try:
-        code = "import tf4slurm\ntry:\n    tf4slurm.SlurmCluster(ps=1, workers=1, nodes=2).start()\n"
+        options = 'ps=1, workers=1, nodes=2, ports="61000-61099"'  # any free port may be one of Slurm's
+        code = f"import tf4slurm\ntry:\n    tf4slurm.SlurmCluster({options}).start()\n"
         code += "except tf4slurm.errors.RendezvousError as error:\n    print(type(error).__name__, error)\n"
         output = run_script(lab, tmp_path, code)
     finally:
