@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.control.credentials import ControlEndpoint
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 FILE_SYSTEM_SECONDS = 5.0
 """Maximum seconds that a task waits for the file system of the run directory after the loss of rank 0."""
+_OUTPUT_SECONDS = 1.0  # between a task's last message and the end of the step
 _FAILURE_SECONDS = 10.0  # for a task to report that its host lacks the interface
 
 
@@ -49,7 +51,12 @@ def make_rendezvous(step: SlurmStep, spec: JobSpec, directory: RunDirectory, *, 
 
 
 def end_step(step: SlurmStep) -> None:
-    """Cancel the step. If that fails, log an error."""
+    """Cancel the step, after a second for what its tasks have written. If that fails, log an error.
+
+    Slurm ends the tasks with SIGKILL. Without that second, srun may not print the last log message, which has the
+    reason.
+    """
+    time.sleep(_OUTPUT_SECONDS)
     try:
         cancel_step(step)
     except LaunchError as error:
