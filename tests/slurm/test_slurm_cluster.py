@@ -163,6 +163,35 @@ def test_restarted_kernel_attaches_to_the_job_in_its_allocation(
     assert not wait_until_gone(process_mark, 30)
 
 
+@pytest.mark.long
+def test_spare_takes_the_place_of_a_worker_whose_host_is_lost(lab: SlurmLab, tmp_path: Path, process_mark: str) -> None:
+    with kernel_on(lab, tmp_path) as notebook:
+        notebook.run(START.replace("workers=1, nodes=2", "workers=2, spares=1, nodes=4"))
+        notebook.run(CELL)
+        notebook.run("print(train(10).steps)")
+        node = notebook.run(
+            "print(next(each.node for each in cluster.status().tasks if each.task == 'worker/1'))"
+        ).strip()
+        try:
+            lab.crash(node)
+            notebook.run(
+                "import time\n"
+                "deadline = time.monotonic() + 120\n"
+                "while not train(50).steps_by_worker[1] or time.monotonic() < deadline - 100:\n"
+                "    assert time.monotonic() < deadline, cluster.status()"
+            )
+            moved = notebook.run(
+                "print(next(each.node for each in cluster.status().tasks if each.task == 'worker/1'))"
+            ).strip()
+            assert moved != node
+            notebook.run("cluster.close()")
+            assert notebook.run("print(cluster.status().state, cluster.status().exit_code)") == "COMPLETED 0\n"
+        finally:
+            lab.boot(node)
+            lab.wait_idle(90)
+    assert not wait_until_gone(process_mark, 30)
+
+
 @pytest.fixture
 def busy(lab: SlurmLab) -> str:
     """The id of a job that has all nodes."""

@@ -339,3 +339,48 @@ def test_failed_start_shows_the_launchers_output(tmp_path: Path, process_mark: s
     assert "RendezvousError: The cluster could not be started" in done.stderr
     assert "-1 is less than 0" in done.stderr
     assert not wait_until_gone(process_mark, 10)
+
+
+STOPPED = """
+import os, signal, time
+import tf4slurm
+cluster = tf4slurm.LocalCluster(ps=1, workers=1).start()
+saved = []
+tf4slurm.on_stop(lambda: saved.append(1) or time.sleep(1))
+os.kill(cluster.run_directory.read_trusted_job().process.id, signal.SIGTERM)
+while cluster.status().state == "RUNNING":
+    time.sleep(0.1)
+print("end", cluster.status().state, saved)
+try:
+    cluster.strategy()
+except tf4slurm.errors.RendezvousError as error:
+    print("refused", error)
+"""
+
+
+def test_stop_request_is_shown_in_the_notebook(tmp_path: Path, process_mark: str) -> None:
+    """Slurm sends such a signal before the time limit, and perhaps no cell runs."""
+    done = run_script(STOPPED, tmp_path)
+    (name,) = (path.name for path in (tmp_path / "runs").glob("notebook-*/"))
+    reason = "The job was stopped: the launcher received SIGTERM."
+    assert f"{name} stops. {reason} Its ps and workers end in at most 25 s: save now.\n" in done.stderr
+    assert done.stdout.startswith(f"end STOPPED [1]\nrefused The cluster has ended. {reason}"), done.stderr
+    assert not wait_until_gone(process_mark, 10)
+
+
+def test_notebook_with_another_tensorflow_than_its_tasks_is_warned(tmp_path: Path) -> None:
+    code = """
+import time
+import tf4slurm
+from tf4slurm.clusters import base
+with tf4slurm.LocalCluster(ps=1, workers=1) as cluster:
+    while "tensorflow" not in (versions := cluster.run_directory.read_trusted_job().versions):
+        time.sleep(0.1)
+    base.read_versions = lambda python: {"tensorflow": "2.10.0", "python": versions["python"]}
+    cluster.wait_until_ready()
+    cluster.wait_until_ready()
+    print(versions["tensorflow"])
+"""
+    done = run_script(code, tmp_path)
+    words = f"TensorFlow 2.10.0 here and {done.stdout.strip()} in the tasks: training may fail or hang."
+    assert done.stderr.count(words) == 1, done.stderr

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import abc
 import atexit
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,15 +24,18 @@ from tf4slurm.control.rules import RESTART_SECONDS
 from tf4slurm.errors import (
     OptionError,
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
     UnknownJobError,
 )
 from tf4slurm.jobs.formatting import format_count
+from tf4slurm.jobs.progress import print_notice
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.scripts.channel import find_script_channel, replace_script_channel
 from tf4slurm.scripts.sidecar_process import read_answer, send_end, start_sidecar, wait_for_exit
+from tf4slurm.system.versions import explain_difference, read_versions
 from tf4slurm.tensorflow.running_cluster import running_cluster, set_running_cluster
 
 if TYPE_CHECKING:
@@ -68,7 +73,9 @@ class NotebookCluster(abc.ABC):
         self._process = os.getpid()
         self._outer_channel: str | None = None  # of the job in whose script this process runs
         self._is_closed = False
+        self._is_leaving = False
         self._advice = ""  # after `restart`
+        self._has_compared = False  # the versions of TensorFlow and Python
 
     # The job of the cluster
 
@@ -145,6 +152,7 @@ class NotebookCluster(abc.ABC):
             raise ValueError(f"timeout_seconds is {timeout_seconds!r}: give a positive number of seconds.")
         self._check_running(is_failure_allowed=True)
         assert self._sidecar is not None
+        self._is_leaving = True
         send_end(self._sidecar, json.dumps(float(timeout_seconds)))
         try:
             read_answer(self._sidecar, _ANSWER_SECONDS)
@@ -187,6 +195,7 @@ class NotebookCluster(abc.ABC):
             RendezvousTimeoutError: Servers did not start in time. The message names them and a log file.
         """
         directory = self._check_running()
+        self.wait_until_ready()
         from tf4slurm.tensorflow.running_cluster import make_strategy
 
         _connected[:] = [self]
@@ -194,6 +203,8 @@ class NotebookCluster(abc.ABC):
 
     def wait_until_ready(self, timeout_seconds: float | None = None) -> None:
         """Wait until the servers of all ps and workers answer, at most `timeout_seconds` (default: the start timeout).
+
+        Print a notice if the tasks have another version of TensorFlow or Python than this process.
 
         Raises:
             RendezvousError: The cluster was not started, is closed or has ended. The message has the reason.
@@ -206,6 +217,11 @@ class NotebookCluster(abc.ABC):
         if missing := wait_for_servers(self.cluster, seconds):
             self._check_running()
             raise RendezvousTimeoutError(describe_missing(missing, directory, seconds))
+        if not self._has_compared:
+            self._has_compared = True
+            versions = directory.read_trusted_job().versions
+            if difference := explain_difference(read_versions(sys.executable), versions):
+                print_notice(f"{difference}: training may fail or hang. Use one environment for both.")
 
     def scale(self, workers: int) -> None:
         """Change the number of workers: add some, or remove some that were added. Return at once.
@@ -320,6 +336,28 @@ class NotebookCluster(abc.ABC):
         """Let this process be the chief of this cluster until `close` or `restart`."""
         set_running_cluster(self)
         atexit.register(self._close_at_exit)
+        threading.Thread(target=self._watch, name="tf4slurm-cluster", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Wait until the cluster is asked to stop, fails or ends, and then print it once: perhaps no cell runs."""
+        channel = find_script_channel()
+        if channel is None:
+            return
+
+        def has_news() -> bool:
+            desired = channel.desired
+            return bool(desired.stop_reason or desired.failure_reason or desired.terminate_reason)
+
+        with contextlib.suppress(RendezvousConnectionError):  # the agent has exited
+            channel.wait_until(has_news, None)
+        if self._is_closed or self._is_leaving:
+            return
+        if channel.desired.stop_reason and not channel.desired.terminate_reason:
+            seconds = channel.desired.grace_period_seconds
+            text = f"{channel.desired.stop_reason} Its ps and workers end in at most {seconds:g} s: save now."
+            print_notice(f"{self._name} stops. {text}")
+        elif end := self.find_end(_END_SECONDS):
+            print_notice(end)
 
     def _attach(self, directory: RunDirectory) -> None:
         """Join a running job as its next chief.

@@ -18,7 +18,7 @@ from tf4slurm.errors import (
     RendezvousTimeoutError,
     Tf4SlurmError,
 )
-from tf4slurm.jobs.progress import show_progress
+from tf4slurm.jobs.progress import print_notice, show_progress
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
@@ -143,8 +143,8 @@ class BatchJob:
                 return
             api.cancel(self.known, now=True, on_progress=logger.debug)
         except Tf4SlurmError as error:
-            text = "it is unknown whether job %s has ended, end it with scancel %s: %s"
-            logger.warning(text, self.known.job_id, self.known.job_id, error)
+            job_id = self.known.job_id
+            print_notice(f"It is unknown whether job {job_id} has ended. End it with scancel {job_id}. {error}")
 
     def _has_ended_by_itself(self, known: KnownJob) -> bool:
         deadline = time.monotonic() + _RESULT_SECONDS

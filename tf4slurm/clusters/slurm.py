@@ -38,7 +38,7 @@ _REFUSED = {
     "data_workers": _OWN_TASKS,
     "data_python": _OWN_TASKS,
     **dict.fromkeys(("array", "array_args", "grid", "at_most", "label"), _NO_ARRAY),
-    **dict.fromkeys(("max_attempts", "requeue", "spares"), _NO_ATTEMPTS),
+    **dict.fromkeys(("max_attempts", "requeue"), _NO_ATTEMPTS),
     "snapshot": "the tasks run no file of this directory",
 }
 """The options of a job that a cluster does not have, each with the reason."""

@@ -196,8 +196,9 @@ class JobState:
         if consequence is AfterLeave.FINISHED:
             record.is_done = True
             self.end_stop_if_saved()
-        if consequence is not AfterLeave.RESTART or self.tasks.lost_members:
+        if consequence is not AfterLeave.RESTART or plan_replacements(self.tasks, (), only_lost=True) is None:
             return False
+        self._replace(only_lost=True)
         self.emit("vacant", None, f"{record} has left after restart(): another chief has {seconds:g} s to attach")
         self.scripts.on_end(record)
         self.tasks.vacate(record)

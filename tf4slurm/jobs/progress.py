@@ -1,9 +1,10 @@
-"""Show the progress of a job on the terminal or in a notebook."""
+"""Show the progress of a job, and notices, on the terminal or in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,6 +26,11 @@ def show_progress() -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("")
         yield lambda text: progress.update(bar, description=text)
+
+
+def print_notice(text: str) -> None:
+    """Print a sentence on standard error for a user of the library, who sees no log messages."""
+    print(f"tf4slurm: {text}", file=sys.stderr, flush=True)
 
 
 class _Lines:

@@ -270,7 +270,7 @@ class JobSpec:
                 "--external-chief needs ps and workers, which serve the chief. Give --ps 1 --workers 2, for example.",
                 option="external-chief",
             )
-        if self.spares and self.max_attempts == 1:
+        if self.spares and self.max_attempts == 1 and not self.external_chief:  # its `restart()` is another attempt
             raise OptionError(
                 f"--spares {self.spares} needs further attempts, for lost tasks other than workers. Give "
                 f"--max-attempts {self.spares + 1}.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,19 @@ for name, candidates in packages.items():
             pass
 print(json.dumps(found))
 """
+
+
+def explain_difference(own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return a clause about TensorFlow and Python that differ in more than the last number, or "" if none does.
+
+    Versions that are not known do not differ. Both arguments are results of `read_versions`.
+    """
+    names = {"tensorflow": "TensorFlow", "python": "Python"}
+    return " and ".join(
+        f"{shown} {own[name]} here and {other[name]} in the tasks"
+        for name, shown in names.items()
+        if name in own and name in other and own[name].split(".")[:2] != other[name].split(".")[:2]
+    )
 
 
 def read_versions(python: str) -> dict[str, str]:
