@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -14,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.jobs import TF4SLURM
 from tests.notebook import SCALE, Notebook, kernel
 from tests.processes import marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
+from tests.tensorflow.test_notebook_faults import Session
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.spec.job_spec import JobSpec
@@ -192,6 +196,20 @@ def test_spare_takes_the_place_of_a_worker_whose_host_is_lost(lab: SlurmLab, tmp
     assert not wait_until_gone(process_mark, 30)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_faults_leave_no_hang_no_process_and_no_job(
+    lab: SlurmLab, tmp_path: Path, process_mark: str, seed: int
+) -> None:
+    cluster = 'tf4slurm.SlurmCluster(ps=1, workers=2, nodes=3, time="30m")'
+    with kernel_on(lab, tmp_path) as notebook:
+        Session(notebook, tmp_path, random.Random(seed), process_mark, cluster).suffer(25)
+        notebook.run("cluster.close()")
+        lab.wait_idle(_SECONDS)
+    assert not wait_until_gone(process_mark, 30)
+
+
 @pytest.fixture
 def busy(lab: SlurmLab) -> str:
     """The id of a job that has all nodes."""
@@ -306,10 +324,39 @@ def test_firewall_is_named_with_the_addresses_and_the_way_out(
         code = f"import tf4slurm\ntry:\n    tf4slurm.SlurmCluster({options}).start()\n"
         code += "except tf4slurm.errors.RendezvousError as error:\n    print(type(error).__name__, error)\n"
         output = run_script(lab, tmp_path, code)
+        found = check_notebook(lab, tmp_path)
     finally:
         lab.run("iptables", "-F", "INPUT")
         for node in lab.nodes:
             lab.on(node, "iptables", "-F", "INPUT")
     assert re.search(words, output), output
     assert 'start the notebook in an allocation: "srun --pty jupyter lab' in output
+    reaches, does_not_reach = ("ctl", "wall-1") if is_notebook_filtered else ("wall-1", "ctl")
+    (ok,) = [text for level, text, _ in found if level == "ok"]
+    assert re.fullmatch(rf"{reaches} reaches {does_not_reach} at 10\.78\.0\.\d+", ok), found
+    ((text, advice),) = [(text, advice) for level, text, advice in found if level == "fail"]
+    assert text.startswith(f"{does_not_reach} does not reach {reaches} at 10.78.0."), found
+    assert '"srun --pty jupyter lab' in advice
     lab.wait_idle(20)
+
+
+def check_notebook(lab: SlurmLab, directory: Path) -> list[tuple[str, str, str]]:
+    """Return level, text and advice of each finding of `tf4slurm doctor --notebook` about the notebook's network."""
+    command = (TF4SLURM, "doctor", "--notebook", "--quick", "--json")
+    done = lab.run(*command, cwd=directory, timeout_seconds=200, check=False)
+    found = json.loads(done.stdout)["findings"]
+    return [(each["level"], each["text"], each["advice"]) for each in found if each["topic"] == "notebook"]
+
+
+def test_doctor_checks_both_ways_between_a_node_and_the_notebook(lab: SlurmLab, tmp_path: Path) -> None:
+    both_ok = check_notebook(lab, tmp_path)
+    assert [level for level, _, _ in both_ok] == ["ok", "ok"], both_ok
+    assert lab.queue() == [] or wait_until(lambda: lab.queue() == [], _SECONDS)
+
+
+@pytest.mark.long
+def test_doctor_does_not_wait_for_a_busy_node(lab: SlurmLab, busy: str, tmp_path: Path) -> None:
+    ((level, text, _),) = check_notebook(lab, tmp_path)
+    assert level == "fail"
+    assert "srun: error: Unable to allocate resources: Requested nodes are busy" in text
+    lab.run("scancel", busy)

@@ -20,6 +20,7 @@ from tf4slurm.spec.job_spec import JobSpec
 pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 NUM_FAULTS = 25
+LOCAL = "tf4slurm.LocalCluster(ps=1, workers=2)"
 KILL = """
 import psutil
 for process in psutil.process_iter(["environ"]):
@@ -33,8 +34,12 @@ for process in psutil.process_iter(["environ"]):
 class Session:
     """A person with a notebook: a cluster in its kernel, and faults."""
 
-    def __init__(self, notebook: Notebook, directory: Path, chance: random.Random, mark: str) -> None:
+    def __init__(
+        self, notebook: Notebook, directory: Path, chance: random.Random, mark: str, cluster: str = LOCAL
+    ) -> None:
+        """`cluster` is the expression that makes a cluster of a ps and two workers."""
         self._notebook, self._directory, self._chance, self._mark = notebook, directory, chance, mark
+        self._cluster = cluster
         self._worker_kills = self._interrupts = 0
         self.start()
 
@@ -43,7 +48,7 @@ class Session:
         return RunDirectory(Path(self._notebook.run("print(cluster.run_directory.path)").split()[-1]))
 
     def start(self) -> None:
-        self._begin("tf4slurm.LocalCluster(ps=1, workers=2).start()")
+        self._begin(f"{self._cluster}.start()")
 
     def _begin(self, cluster: str) -> None:
         self._worker_kills = 0
@@ -62,6 +67,10 @@ class Session:
         if self._worker_kills < JobSpec.max_worker_restarts:
             self._worker_kills += 1
             self._notebook.run(KILL.format(task="worker/0"))
+        self.train()
+
+    def scale(self) -> None:
+        self._notebook.run(f"cluster.scale({self._chance.choice((2, 3))})")
         self.train()
 
     def restart(self) -> None:
@@ -83,6 +92,16 @@ class Session:
         directory = self._run
         os.kill(int(self._notebook.run("print(os.getpid())")), signal.SIGKILL)
         self._expect(directory, "FAILED", 7)
+
+    def suffer(self, num_faults: int) -> None:
+        """Let random faults happen, and train in the end."""
+        faults = [self.train, self.interrupt, self.kill_worker, self.scale, self.restart, self.kill_ps]
+        faults += [self.restart, self.kill_ps, self.close, self.kill_kernel]
+        for number in range(num_faults):
+            fault, begin = self._chance.choice(faults), time.monotonic()
+            fault()
+            print(f"{number}: {fault.__name__} {time.monotonic() - begin:.1f} s", flush=True)
+        self.train()
 
     def _expect(self, directory: RunDirectory, state: str, exit_code: int) -> None:
         """Wait for the end of the cluster, and start another one in a new kernel."""
@@ -111,12 +130,5 @@ def wait_until_gone_except_kernel(mark: str, notebook: Notebook) -> list[int]:
 def test_random_faults_of_a_notebook_leave_no_hang_and_no_process(tmp_path: Path, process_mark: str, seed: int) -> None:
     chance = random.Random(seed)
     with kernel(tmp_path) as notebook:
-        session = Session(notebook, tmp_path, chance, process_mark)
-        faults = [session.train, session.interrupt, session.kill_worker, session.restart, session.kill_ps]
-        faults += [session.restart, session.kill_ps, session.close, session.kill_kernel]
-        for number in range(NUM_FAULTS):
-            fault, begin = chance.choice(faults), time.monotonic()
-            fault()
-            print(f"{number}: {fault.__name__} {time.monotonic() - begin:.1f} s", flush=True)
-        session.train()
+        Session(notebook, tmp_path, chance, process_mark).suffer(NUM_FAULTS)
     assert not wait_until_gone(process_mark, 30)

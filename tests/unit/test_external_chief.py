@@ -219,6 +219,17 @@ def test_lost_agent_of_a_ps_ends_the_job_at_once() -> None:
     assert (job.outcome.exit_code, job.outcome.cause) == (7, Task("ps", 0))
 
 
+def test_spare_takes_the_place_of_a_lost_ps_after_restart() -> None:
+    job = Job("ps worker worker spare chief", dataclasses.replace(NOTEBOOK, spares=1)).train()
+    job.receiver.on_agent_exit(0, -9, job.now)
+    assert job.state.outcome is None
+    assert job.desired(4).failure_reason
+    job.send(4, "terminated", next_chief_seconds=100.0)
+    assert (job.phase(), job.state.attempt) == (Phase.RENDEZVOUS, 2)
+    assert job.texts("replaced") == ["spare/0 on n3 takes the place of ps/0 on n0"]
+    assert [str(record.task) for record in job.state.tasks.members][3] == "ps/0"
+
+
 def test_agent_lost_while_the_job_waits_for_another_chief_ends_the_job() -> None:
     job = notebook_job()
     leave(job)

@@ -68,7 +68,7 @@ def test_settings_complete_the_options_except_those_that_a_cluster_does_not_have
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "tf4slurm.toml").write_text('partition = "short"\nrequeue = 2\nmax-attempts = 3\nspares = 1\nps = 4\n')
+    (tmp_path / "tf4slurm.toml").write_text('partition = "short"\nrequeue = 2\nmax-attempts = 3\nps = 4\n')
     script = tf4slurm.SlurmCluster(time="5m").script()
     assert "#SBATCH --partition=short" in script
     assert "#SBATCH --ntasks=3" in script

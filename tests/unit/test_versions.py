@@ -10,7 +10,24 @@ from pathlib import Path
 import pytest
 
 from tf4slurm.submission.snapshot import take_snapshot
-from tf4slurm.system.versions import Commit, read_commit, read_versions
+from tf4slurm.system.versions import Commit, explain_difference, read_commit, read_versions
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "clause"),
+    [
+        ({"tensorflow": "2.21.0", "python": "3.11.7"}, {"tensorflow": "2.21.1", "python": "3.11.2"}, ""),
+        ({"tensorflow": "2.21.0"}, {"python": "3.12.0"}, ""),
+        ({"tensorflow": "2.21.0"}, {"tensorflow": "2.16.2"}, "TensorFlow 2.21.0 here and 2.16.2 in the tasks"),
+        (
+            {"tensorflow": "2.21.0", "python": "3.11.7", "keras": "3.9"},
+            {"tensorflow": "2.2.0", "python": "3.1.0", "keras": "2"},
+            "TensorFlow 2.21.0 here and 2.2.0 in the tasks and Python 3.11.7 here and 3.1.0 in the tasks",
+        ),
+    ],
+)
+def test_versions_differ_in_their_first_two_numbers(own: dict[str, str], other: dict[str, str], clause: str) -> None:
+    assert explain_difference(own, other) == clause
 
 
 @pytest.mark.keras

@@ -19,7 +19,9 @@ from tf4slurm.cli.shared import Verb, paint
 from tf4slurm.doctor.finding import Level, exit_code_of_findings, format_findings, format_report, summarize
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
+from tf4slurm.doctor.notebook import check_notebook
 from tf4slurm.doctor.scheduler import check_slurm
+from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.settings import fill_in, read_settings
 
@@ -30,6 +32,9 @@ _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
     cls=Verb, examples=("tf4slurm doctor", "salloc -N 2 tf4slurm doctor --on-nodes", "tf4slurm doctor --site lumi")
 )
 @click.option("--on-nodes", is_flag=True, help="Check each node of the Slurm allocation in which this runs.")
+@click.option(
+    "--notebook", is_flag=True, help="Check that a node and this host, where a notebook runs, reach each other."
+)
 @job_options("doctor", names=HOST_OPTIONS)
 @click.option("--site", help="Check this profile too: its partition, time limit, GPUs and network.")
 @click.option("--quick", is_flag=True, help="Skip the checks that start TensorFlow and pip, which take seconds.")
@@ -41,6 +46,7 @@ def doctor(
     environ: dict[str, str],
     /,
     on_nodes: bool,
+    notebook: bool,
     site: str | None,
     quick: bool,
     as_report: bool,
@@ -56,13 +62,20 @@ def doctor(
     if as_node:
         run_node(environ)
         return
+    if on_nodes and notebook:
+        raise click.UsageError("--on-nodes checks this allocation, --notebook starts a task in another. Give one.")
     settings = {} if site is None else read_settings(environ, site)
     hosts = {name: setting for name, setting in settings.items() if name in HOST_OPTIONS}
     spec = JobSpec(**fill_in(JobSpec, given(options), hosts))
     findings = check_slurm(environ, settings)
-    if on_nodes:
+    if on_nodes or notebook:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # exit normally, to end the step too
+    if on_nodes:
         findings += asyncio.run(check_nodes(environ, spec, is_quick=quick, on_progress=_show_progress))
+    elif notebook:
+        scheduling = fill_in(BatchSpec, {}, settings or read_settings(environ, None))
+        checks = check_notebook(environ, spec, scheduling, is_quick=quick, on_progress=_show_progress)
+        findings += asyncio.run(checks)
     else:
         if not quick:
             _show_progress("starting TensorFlow once")

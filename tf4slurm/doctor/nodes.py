@@ -36,8 +36,12 @@ from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.program import main_command
 
 _CHECK_SECONDS = 4.0  # for one address
-_HOST_SECONDS = 60.0 + IMPORT_SECONDS  # for srun's start, and the nodes' checks of TensorFlow and pip
-_REACH_SECONDS = 60.0 + _CHECK_SECONDS
+HOST_SECONDS = 60.0 + IMPORT_SECONDS
+"""Timeout in seconds for srun's start, and the nodes' checks of TensorFlow and pip."""
+
+REACH_SECONDS = 60.0 + _CHECK_SECONDS
+"""Timeout in seconds for the nodes' checks of connections."""
+
 _END_SECONDS = 10.0
 _INPUT_SECONDS = 300.0  # for one line; the sender has shorter timeouts, and its exit ends the input
 _LINE_BYTES = 32 * 1024 * 1024
@@ -157,13 +161,13 @@ async def _ask_nodes(
         What each node found out about itself (the result of `_check_node`), and the findings about nodes that did not
         answer or are unreachable.
     """
-    async with _answering_checks(task.secret, num_nodes) as port, _running_step(num_nodes, environ) as step:
+    async with answering_checks(task.secret, num_nodes) as port, running_step(num_nodes, environ) as step:
         launcher = Peer(num_nodes, own_name, port, dict.fromkeys(task.launcher_addresses, ""), None)
         on_progress(f"checking {num_nodes} nodes")
-        answers = await step.ask(asdict(task), _HOST_SECONDS)
+        answers = await step.ask(asdict(task), HOST_SECONDS)
         peers = [Peer(**answer["peer"]) for answer in answers.values()]
         on_progress("checking that they reach each other")
-        faults = await step.ask([asdict(peer) for peer in (*peers, launcher)], _REACH_SECONDS)
+        faults = await step.ask([asdict(peer) for peer in (*peers, launcher)], REACH_SECONDS)
     findings = check_reach(peers, launcher, faults)
     if missing := num_nodes - len(peers):
         stderr = f"; srun: {' | '.join(step.error_lines)}" if step.error_lines else ""
@@ -186,7 +190,7 @@ def check_reach(
         peers: The nodes.
         launcher: The launcher's host.
         faults: What each node cannot reach, by the node's rank: (rank of the host that it cannot reach, address,
-            reason). See `_find_faults`.
+            reason). See `find_faults`.
     """
     # Nodes without an address have their own finding.
     names = {peer.rank: peer.node for peer in peers if peer.own_address is not None}
@@ -221,8 +225,15 @@ def _unreachable_address(peer: Peer, address: str, checkers: Mapping[str, str]) 
 
 
 @contextlib.asynccontextmanager
-async def _running_step(num_nodes: int, environ: Mapping[str, str]) -> AsyncIterator[_NodeStep]:
-    command = srun_on_each_node_command(num_nodes, (*main_command("cli.main"), "doctor", "--as-node"))
+async def running_step(
+    num_nodes: int, environ: Mapping[str, str], options: Sequence[str] = ()
+) -> AsyncIterator[_NodeStep]:
+    """Run `run_node` on each node in a `with` block. `options` are further ones of srun, for an allocation of its own.
+
+    Raises:
+        LaunchError: srun cannot be started.
+    """
+    command = srun_on_each_node_command(num_nodes, (*main_command("cli.main"), "doctor", "--as-node"), options)
     pipe = asyncio.subprocess.PIPE
     try:
         srun = await asyncio.create_subprocess_exec(
@@ -354,10 +365,10 @@ async def _run_node(environ: Mapping[str, str]) -> None:
     if (question := await _read(lines)) is None:
         return
     task = NodeTask(**question)
-    async with _answering_checks(task.secret, step.rank) as port:
+    async with answering_checks(task.secret, step.rank) as port:
         _answer(await asyncio.to_thread(_check_node, environ, step, task, port))
         if (peers := await _read(lines)) is not None:
-            _answer(await _find_faults([Peer(**peer) for peer in peers], step.rank, task.secret))
+            _answer(await find_faults([Peer(**peer) for peer in peers], step.rank, task.secret))
             await _read(lines)  # wait until all nodes have checked this one
 
 
@@ -372,7 +383,8 @@ def _answer(value: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _answering_checks(secret: str, rank: int) -> AsyncIterator[int]:
+async def answering_checks(secret: str, rank: int) -> AsyncIterator[int]:
+    """Answer the reachability checks of other hosts in a `with` block, as the host `rank`. Yield the port."""
     held = hold_port()
     with contextlib.closing(held), contextlib.closing(await answer_checks(held.listen(), secret, rank)):
         yield held.port
@@ -403,7 +415,7 @@ def _check_credential(credential: str) -> Finding:
     return Finding("ok", "munge between nodes", "another host's credential can be decoded")
 
 
-async def _find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
+async def find_faults(peers: Sequence[Peer], own_rank: int, secret: str) -> list[tuple[int, str, str]]:
     """Return (rank of the other host, address, reason) for each address of `peers` that this node cannot reach.
 
     `own_rank` is the rank of this node, which does not check itself. A host that does not know `secret` counts as

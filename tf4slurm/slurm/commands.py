@@ -158,15 +158,18 @@ def srun_command(
     return tuple(line)
 
 
-def srun_on_each_node_command(num_nodes: int, command: Sequence[str]) -> tuple[str, ...]:
+def srun_on_each_node_command(num_nodes: int, command: Sequence[str], options: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the srun command that starts `command` once on each node, and puts a task's rank before its output.
+
+    `options` are further ones of srun.
 
     Each task gets srun's standard input. srun splits an output line of more than 1,024 bytes (MAX_MSG_LEN in
     slurmstepd) into parts, and may print other tasks' parts between them. --label starts each part with the rank of its
     task, such as "3: ", so that the caller can join the parts.
     """
-    options = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
-    return ("srun", *options, "--mpi=none", "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *command)
+    nodes = ("--label", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--cpus-per-task=1")
+    others = ("--mpi=none", "--overlap", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0")
+    return ("srun", *nodes, *options, *others, *command)
 
 
 def exited_tasks(line: str) -> frozenset[int]:
