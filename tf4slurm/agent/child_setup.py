@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +25,10 @@ from tf4slurm.system.variables import (
     SCRIPT_CHANNEL_VARIABLE,
     SERVICES_VARIABLE,
     TASK_VARIABLE,
+    set_tf_defaults,
 )
 
 _HOME = Path(__file__).parents[1]
-_MIN_INTEROP_THREADS = 4
-"""Minimum of TF_NUM_INTEROP_THREADS. By default TensorFlow starts one thread per CPU that it may use. With a single
-thread, closures on parameter servers never end."""
-# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker.
-_QUICK_RECONNECTION = "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500"
 
 
 @dataclass(frozen=True)
@@ -90,10 +84,7 @@ class ChildSetup:
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
         result.setdefault("PYTHONUNBUFFERED", "1")
         result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
-        result.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
-        cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        if cpus < _MIN_INTEROP_THREADS:
-            result.setdefault("TF_NUM_INTEROP_THREADS", str(_MIN_INTEROP_THREADS))
+        set_tf_defaults(result)
         result.update(self._gpu_environ(cluster, task))
         result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
         return result

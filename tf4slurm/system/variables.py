@@ -1,5 +1,9 @@
 """The environment variables that tf4slurm sets for its agents and for the processes that agents start."""
 
+import os
+import sys
+from collections.abc import MutableMapping
+
 CONTROL_VARIABLE = "TF4SLURM_CONTROL"  # addresses of the control service, "host:port", separated by commas
 TOKEN_VARIABLE = "TF4SLURM_TOKEN"  # noqa: S105 - the job's token, for each call
 CERTIFICATE_VARIABLE = "TF4SLURM_CERTIFICATE"  # of the control service
@@ -21,3 +25,22 @@ SCRIPT_VARIABLES = (
     *(TASK_VARIABLE, ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE, SCRIPT_CHANNEL_VARIABLE, SERVICES_VARIABLE),
 )
 """Variables that an agent sets for its child process, the user's script."""
+
+_MIN_INTEROP_THREADS = 4
+"""Minimum of TF_NUM_INTEROP_THREADS. By default TensorFlow starts one thread per CPU that it may use. With a single
+thread, closures on parameter servers never end."""
+
+# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker. To a host that was powered
+# off, TCP sends again for about 15 min. A keepalive time, even one that is never reached, lets gRPC set TCP_USER_TIMEOUT.
+_QUICK_RECONNECTION = (
+    "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500,"
+    "grpc.keepalive_time_ms=86400000,grpc.keepalive_timeout_ms=20000"
+)
+
+
+def set_tf_defaults(environ: MutableMapping[str, str]) -> None:
+    """Set the variables with which TensorFlow trains on ps without hangs, unless the user has set them."""
+    environ.setdefault("TF_GRPC_DEFAULT_OPTIONS", _QUICK_RECONNECTION)
+    cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if cpus < _MIN_INTEROP_THREADS:
+        environ.setdefault("TF_NUM_INTEROP_THREADS", str(_MIN_INTEROP_THREADS))

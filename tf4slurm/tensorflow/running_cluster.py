@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.scripts.channel import find_script_channel
+from tf4slurm.system.variables import set_tf_defaults
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
 
 _running: list[RunningCluster] = []
@@ -62,6 +63,7 @@ def make_strategy(
     check_placement(placement)
     hosts = {address.rpartition(":")[0] for addresses in cluster.values() for address in addresses}
     os.environ["TF_GRPC_REUSE_PORT"] = "true"  # the sidecar holds the chief's port
+    set_tf_defaults(os.environ)
     os.environ.update(bypass_proxies(os.environ, sorted(hosts)))
     install_keras_limits()
     strategy = connect_parameter_server_strategy(cluster, run_directory, timeout_seconds, **options)
