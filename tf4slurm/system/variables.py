@@ -30,8 +30,9 @@ _MIN_INTEROP_THREADS = 4
 """Minimum of TF_NUM_INTEROP_THREADS. By default TensorFlow starts one thread per CPU that it may use. With a single
 thread, closures on parameter servers never end."""
 
-# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker. To a host that was powered
-# off, TCP sends again for about 15 min. A keepalive time, even one that is never reached, lets gRPC set TCP_USER_TIMEOUT.
+# By default gRPC waits 1 s to 2 min before it reconnects: too long after the restart of a worker. To a host that was
+# powered off, TCP sends again for about 15 min. A keepalive time, even one that is never reached, lets gRPC set
+# TCP_USER_TIMEOUT to the keepalive timeout.
 _QUICK_RECONNECTION = (
     "grpc.initial_reconnect_backoff_ms=100,grpc.max_reconnect_backoff_ms=500,"
     "grpc.keepalive_time_ms=86400000,grpc.keepalive_timeout_ms=20000"
