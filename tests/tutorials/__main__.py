@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ import nbformat
 
 from tests.processes import MARK_VARIABLE, kill_leftovers
 from tests.slurm.lab import SlurmLab, missing_slurm
-from tests.tutorials.notebook import NOTEBOOKS, clean, execute, lay_out
+from tests.tutorials.notebook import NOTEBOOKS, clean, execute, lay_out, runs_on_slurm
 from tests.tutorials.session import NODES, session_of, type_again
 
 
@@ -40,7 +41,8 @@ def remake(path: Path, slurm: bool) -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tf4slurm-notebook-") as temporary:
         directory = Path(temporary)
-        notebook = execute(lay_out(directory) / path.name, directory)
+        with SlurmLab(NODES) if runs_on_slurm(path) else nullcontext() as cluster:
+            notebook = execute(lay_out(directory) / path.name, directory, cluster)
         seconds = time.monotonic() - started
         if slurm and session_of(notebook):
             with SlurmLab(NODES) as lab:

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
+
+from tests.slurm.lab import SlurmLab
 
 TUTORIALS = Path(__file__).parents[2] / "TUTORIALS"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
@@ -61,8 +64,24 @@ def environment(directory: Path) -> dict[str, str]:
     }
 
 
-def execute(path: Path, directory: Path) -> Any:
+def runs_on_slurm(path: Path) -> bool:
+    """Return whether a notebook itself uses Slurm, so that its kernel runs on the login host of a lab."""
+    return path.name.startswith("13-")
+
+
+class _Kernels(AsyncKernelManager):
+    """Starts the kernel by `prefix`, the words before its command."""
+
+    prefix: tuple[str, ...] = ()
+
+    def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+        return [*self.prefix, *super().format_kernel_cmd(extra_arguments)]
+
+
+def execute(path: Path, directory: Path, lab: SlurmLab | None = None) -> Any:
     """Execute a notebook of `directory`/TUTORIALS from top to bottom in its own kernel, and return it with its outputs.
+
+    `lab` has the login host on which the kernel runs. Without it, the kernel runs here.
 
     Raises:
         NotebookError: A cell raised; the text holds the output of all cells and the traceback.
@@ -70,8 +89,10 @@ def execute(path: Path, directory: Path) -> Any:
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as sockets:  # another process could take a TCP port before the kernel
+        prefix, environ = ((), {}) if lab is None else lab.on_login_host()
         client = NotebookClient(
             notebook,
+            kernel_manager_class=type("Kernels", (_Kernels,), {"prefix": prefix}),
             timeout=CELL_SECONDS,
             kernel_name="python3",
             resources={"metadata": {"path": str(path.parent)}},
@@ -79,7 +100,7 @@ def execute(path: Path, directory: Path) -> Any:
             config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
         )
         try:
-            client.execute(env={**os.environ, **environment(directory)})
+            client.execute(env={**os.environ, **environ, **environment(directory)})
         except CellExecutionError as error:
             raise NotebookError(f"{text_of(notebook)}\n{error}") from error
     return notebook

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.tutorials.notebook import (
     execute,
     lay_out,
     text_of,
+    runs_on_slurm,
 )
 from tests.tutorials.session import NODES, session_of, type_again
 
@@ -89,6 +91,12 @@ PRINTED: Mapping[str, tuple[str, ...]] = {
         r"exit code 0\n(?:\{'lr': .*COMPLETED .*\n){6}.*best: \{'lr': '1', 'units': '32'\}\n.*\.html",
         r"\{'lr': '0\.0185664', 'units': '32'\}",
     ),
+    "13": (
+        r"worker/1 +n\d +\S+ +running",
+        r"workers: \['worker/0', 'worker/1', 'worker/2'\]",
+        rf"test accuracy: {ACCURATE}\n",
+        r"COMPLETED after \d+ s\n",
+    ),
     "12": (rf"(?:trial \d: lr \S+ units \d+ COMPLETED.*\n){{6}}best accuracy {ACCURATE}\n",),
 }
 """Patterns in the output of the cells of each notebook."""
@@ -111,6 +119,7 @@ TYPED: Mapping[str, tuple[str, ...]] = {
         r"1_\[2-5%2\] .*exit code 137\n.*6 elements: 5 COMPLETED, 1 FAILED\..*1_1 +lr=0\.01 units=32 +FAILED +137 ",
         r"\n7\n.*resuming from epoch \d+\nepoch 30 .*tune_digits-1-comparison\.html",
     ),
+    "13": (),
     "12": (rf"4_0 lr 10\.000 units 16: PRUNED.*best: accuracy {ACCURATE} .*4_0 +lr=10 units=16 +STOPPED +130 ",),
 }
 """Patterns in the blocks marked `console` of each notebook."""
@@ -241,9 +250,25 @@ def test_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
 def test_notebook_runs_and_its_console_blocks_match_a_real_slurm(
     path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    notebook = execute(lay_out(tmp_path) / path.name, tmp_path)
+    if runs_on_slurm(path):
+        request.getfixturevalue("slurm")
+    with SlurmLab(NODES) if runs_on_slurm(path) else nullcontext() as login:
+        notebook = execute(lay_out(tmp_path) / path.name, tmp_path, login)
     check(text_of(notebook), PRINTED[number(path)])
     request.getfixturevalue("slurm")  # without Slurm, skip the test only here
-    with SlurmLab(NODES) as lab:
-        type_again(notebook, lab, tmp_path)
+    if session_of(notebook):
+        with SlurmLab(NODES) as lab:
+            type_again(notebook, lab, tmp_path)
     check(session_of(notebook), TYPED[number(path)])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_notebook_on_slurm_runs_on_a_laptop_after_a_change_of_one_line(tmp_path: Path) -> None:
+    (path,) = filter(runs_on_slurm, NOTEBOOKS)
+    copy = lay_out(tmp_path) / path.name
+    old, new = 'SlurmCluster(ps=1, workers=2, nodes=3, time=\\"20m\\")', "LocalCluster(ps=1, workers=2)"
+    assert copy.read_text().count(old) == 1
+    copy.write_text(copy.read_text().replace(old, new))
+    _, *patterns = PRINTED[number(path)]
+    check(text_of(execute(copy, tmp_path)), tuple(patterns))
