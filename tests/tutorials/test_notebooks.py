@@ -25,8 +25,8 @@ from tests.tutorials.notebook import (
     digest,
     execute,
     lay_out,
-    text_of,
     runs_on_slurm,
+    text_of,
 )
 from tests.tutorials.session import NODES, session_of, type_again
 
