@@ -6,6 +6,7 @@ Each prints "passed" at its end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import functools
 import gc
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from tests.tensorflow.elastic_cluster import ElasticCluster  # isort: skip  # sets variables of TensorFlow
@@ -416,7 +418,8 @@ def resources_on_newcomers() -> None:
 
     dataset = iter(coordinator.create_per_worker_dataset(tf.function(make_dataset)))
     check(dataset, 0)
-    join(cluster, 2)
+    with making_tuples():  # as TensorFlow does while it traces a function
+        join(cluster, 2)
     check(dataset, 0, 2)
     del cluster.wanted[0]
     cluster.publish()
@@ -436,6 +439,27 @@ def resources_on_newcomers() -> None:
     return_slowly(cluster, 0)
     check(dataset, 0, 1, 2)
     cluster.end()
+
+
+@contextlib.contextmanager
+def making_tuples() -> Iterator[None]:
+    """Make tuples in a thread during a `with` block, and check that this succeeds."""
+    failures: list[SystemError] = []
+    is_over = threading.Event()
+
+    def make() -> None:
+        while not is_over.is_set():
+            try:
+                tuple([number] for number in range(3000))
+            except SystemError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+    assert not failures
 
 
 def shards_for_newcomers() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -35,9 +35,9 @@ class PerWorkerResources:
     def __init__(self, coordinator: Any, cluster: Any) -> None:
         """Find the resources that the coordinator has created, and record those that it creates later.
 
-        TensorFlow has no list of them, so they are searched for among all objects of Python's garbage collector. This
-        takes less than 1 s. A joined worker creates them in the same order as the first worker: a dataset may need a
-        table that is older.
+        TensorFlow has no list of them, so they are searched for with Python's garbage collector. This takes less than
+        1 s. A joined worker creates them in the same order as the first worker: a dataset may need a table that is
+        older.
         """
         self._cluster = cluster
         self._lock = threading.Lock()
@@ -46,9 +46,7 @@ class PerWorkerResources:
             setattr(coordinator, name, self._remember(getattr(coordinator, name)))
         resources = [resource() for resource in cluster.workers[0]._resource_remote_value_refs]
         numbers = {id(resource): number for number, resource in enumerate(resources) if resource is not None}
-        per_worker_value = tf.distribute.coordinator.PerWorkerValue
-        found = [each for each in gc.get_objects() if issubclass(type(each), per_worker_value)]
-        own = [values for values in found if id(values._values[0]) in numbers]
+        own = [values for values in _find_per_worker_values(resources) if id(values._values[0]) in numbers]
         own.sort(key=lambda values: numbers[id(values._values[0])])
         with self._lock:
             self._known += map(weakref.ref, own)
@@ -78,6 +76,19 @@ class PerWorkerResources:
             return values
 
         return create_and_remember
+
+
+def _find_per_worker_values(resources: Iterable[Any]) -> list[Any]:
+    """Return the PerWorkerValues that contain one of these RemoteValues.
+
+    `gc.get_objects` would be simpler, but it also refers to tuples that other threads are making. Python then raises
+    SystemError in those threads.
+    """
+    tuples = [each for each in gc.get_referrers(*resources) if type(each) is tuple]
+    owners = gc.get_referrers(*tuples)  # before Python 3.11, the dictionaries of their attributes
+    owners += gc.get_referrers(*(each for each in owners if type(each) is dict))
+    found = [each for each in owners if issubclass(type(each), tf.distribute.coordinator.PerWorkerValue)]
+    return list({id(each): each for each in found}.values())
 
 
 def _copy_to(resource: Any, worker: Any) -> Any:
