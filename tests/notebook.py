@@ -63,6 +63,7 @@ class Notebook:
     def __init__(self, client: BlockingKernelClient, manager: KernelManager) -> None:
         self._client = client
         self._manager = manager
+        self.standard_error = ""  # of all cells
 
     def run(self, code: str, on_output: Callable[[str], None] = lambda text: None) -> str:
         """Run a cell. Return what it printed. Call `on_output` with each text that it prints."""
@@ -107,6 +108,8 @@ class Notebook:
             if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
                 lines.append(message["content"]["text"])
                 on_output(lines[-1])
+            elif message["msg_type"] == "stream":
+                self.standard_error += message["content"]["text"]
 
         content = self._client.execute_interactive(code, timeout=120, output_hook=note)["content"]
         error = f"{content['ename']}: {content['evalue']}" if content["status"] == "error" else ""

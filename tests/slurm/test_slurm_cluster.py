@@ -20,6 +20,7 @@ from tests.jobs import TF4SLURM
 from tests.notebook import SCALE, Notebook, kernel
 from tests.processes import marked_processes, wait_until, wait_until_gone
 from tests.slurm.lab import SlurmLab
+from tests.tensorflow.test_local_cluster import RESUMED_CELL
 from tests.tensorflow.test_notebook_faults import Session
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
@@ -164,6 +165,35 @@ def test_restarted_kernel_attaches_to_the_job_in_its_allocation(
         assert notebook.run("print(cluster.status().state)") == "COMPLETED\n"
         lab.wait_idle(_SECONDS)
         assert "has ended (COMPLETED)" in notebook.fail(attach)
+    assert not wait_until_gone(process_mark, 30)
+
+
+@pytest.mark.long
+def test_training_saves_before_the_time_limit_and_the_next_cluster_resumes(
+    lab: SlurmLab, tmp_path: Path, process_mark: str
+) -> None:
+    cluster = 'tf4slurm.SlurmCluster(ps=1, workers=1, nodes=2, time="2m", signal="USR1@60")'
+    start = f"import tf4slurm\ncluster = {cluster}.start()"
+    with kernel_on(lab, tmp_path) as notebook:
+        notebook.run(start)
+        notebook.run(RESUMED_CELL)
+        begun = time.monotonic()
+        directory = run_directory(notebook)
+        saved = int(notebook.run("print(run_steps(coordinator, step_fn, 10**9, checkpoints=checkpoints).step)"))
+        print(f"the cell returned after {time.monotonic() - begun:.1f} s, at step {saved}")
+        assert "Its ps and workers end in at most 25 s: save now." in notebook.standard_error
+        assert wait_until(lambda: directory.read(ResultFile) is not None, _SECONDS)
+        result = directory.read(ResultFile)
+        assert result is not None
+        assert (result.state, result.exit_code) == ("STOPPED", 138)
+        assert "chief/0 had not closed its cluster" in result.reason
+        lab.wait_idle(_SECONDS)
+        notebook.restart(now=False)
+        notebook.run(start)
+        notebook.run(RESUMED_CELL)
+        assert int(notebook.run("print(restored)")) == saved > 0
+        assert notebook.run("print(train(restored + 10))") == "True\n"
+        notebook.run("cluster.close()")
     assert not wait_until_gone(process_mark, 30)
 
 

@@ -94,6 +94,18 @@ def step_fn():
 def train(steps):
     return run_steps(coordinator, step_fn, steps)
 """
+MODEL = """
+import keras
+from tf4slurm.tensorflow import evaluate, fit
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+def rows():
+    return tf.data.Dataset.from_tensors((tf.zeros(1), tf.zeros(1))).batch(1)
+"""
+FIT = "fit(model, rows, coordinator=coordinator, steps_per_epoch=1, verbose=0)"
+EVALUATE = "evaluate(model, rows, coordinator=coordinator, verbose=0)"
 RESUMED_CELL = """
 import tensorflow as tf
 from tf4slurm.tensorflow import Checkpoints, parameter_server_strategy, run_steps
@@ -223,14 +235,25 @@ def test_cells_share_a_cluster_until_a_ps_is_lost(tmp_path: Path, process_mark: 
         notebook.run("before = float(total)")
         assert notebook.run("print(train(10).steps, float(total) >= before + 10)") == "10 True\n"
         assert notebook.run("print(cluster.start() is cluster, cluster.status().state)") == "True RUNNING\n"
+        notebook.run(f"{MODEL}\n{FIT}\n{EVALUATE}")
         notebook.run("import os, signal\nps = cluster.status().tasks[0]\n" + KILL_PS)
         error = notebook.fail("train(10)")
         assert error.startswith("ParameterServerLostError")
         assert re.search(r"ps/0 on \S+ was killed by signal 9 \(SIGKILL\)\. Call restart\(\) on the cluster", error)
         assert "restart the kernel, and call tf4slurm.LocalCluster.attach('notebook-" in error
         assert "ps/0 on " in notebook.fail("cluster.strategy()")
+        assert notebook.fail(FIT).startswith(
+            "ParameterServerLostError: The variables of the cluster are lost. ps/0 on "
+        )
         notebook.run("cluster.close()")
-        assert notebook.run("print(cluster.status().state)") == "FAILED\n"
+        assert re.fullmatch(
+            r"FAILED LocalCluster\(\S+: closed\)\n", notebook.run("print(cluster.status().state, cluster)")
+        )
+        for call in ("train(10)", FIT, EVALUATE):
+            error = notebook.fail(call)
+            assert error.startswith(
+                "ParameterServerLostError: The variables of the cluster are lost. The cluster is closed"
+            )
     assert not wait_until_gone(process_mark, 30)
 
 

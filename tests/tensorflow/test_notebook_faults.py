@@ -26,7 +26,7 @@ import psutil
 for process in psutil.process_iter(["environ"]):
     environ = process.info["environ"] or {{}}
     is_in_job = environ.get("TF4SLURM_RUN_DIRECTORY") == str(cluster.run_directory.path)
-    if is_in_job and environ["TF4SLURM_TASK"] == {task!r}:
+    if is_in_job and environ.get("TF4SLURM_TASK") == {task!r}:
         process.kill()
 """
 

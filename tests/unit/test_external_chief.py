@@ -246,6 +246,16 @@ def test_other_chief_that_is_killed_ends_the_job() -> None:
     assert (job.outcome.exit_code, job.outcome.cause) == (7, Task("chief", 0))
 
 
+def test_notebook_that_keeps_its_cluster_after_a_stop_request_is_named_without_a_false_alarm() -> None:
+    job = Job(ROLES, dataclasses.replace(NOTEBOOK, grace_period_seconds=20)).train()
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
+    job.turn(21)
+    assert job.outcome.is_stop
+    assert "chief/0 had not closed its cluster: what it had not saved is lost." in job.outcome.reason
+    assert "Give it more time with grace_period_seconds." in job.outcome.reason
+    assert "SIGTERM before" not in job.outcome.reason
+
+
 def test_restart_while_the_scripts_stop_ends_the_stop() -> None:
     job = Job(ROLES, dataclasses.replace(NOTEBOOK, grace_period_seconds=20)).train()
     job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)

@@ -50,6 +50,23 @@ reveal_type(cluster.start())
 reveal_type(cluster.script())
 reveal_type(cluster.status().state)
 reveal_type(cluster.job)
+
+
+def train_on(cluster: tf4slurm.LocalCluster | tf4slurm.SlurmCluster) -> None:
+    with cluster:
+        cluster.wait_until_ready(10)
+        reveal_type([task.node for task in cluster.status().tasks])
+        reveal_type(cluster.logs("ps/0"))
+        reveal_type(cluster.cluster)
+        reveal_type(cluster.job.report())
+        reveal_type(cluster.run_directory)
+        reveal_type(cluster.scale(workers=3))
+    reveal_type(cluster.restart())
+
+
+train_on(tf4slurm.LocalCluster(ps=1, workers=2))
+train_on(cluster)
+reveal_type(tf4slurm.LocalCluster.attach("4711"))
 reveal_type(tf4slurm.errors.UnknownJobError)
 reveal_type(tf4slurm.tensorflow.run_steps)
 """

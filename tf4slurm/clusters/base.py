@@ -36,7 +36,12 @@ from tf4slurm.jobs.schema import ResultFile
 from tf4slurm.scripts.channel import find_script_channel, replace_script_channel
 from tf4slurm.scripts.sidecar_process import read_answer, send_end, start_sidecar, wait_for_exit
 from tf4slurm.system.versions import explain_difference, read_versions
-from tf4slurm.tensorflow.running_cluster import running_cluster, set_running_cluster
+from tf4slurm.tensorflow.running_cluster import (
+    connected_cluster,
+    running_cluster,
+    set_connected_cluster,
+    set_running_cluster,
+)
 
 if TYPE_CHECKING:
     from tf4slurm.job import Job
@@ -47,9 +52,6 @@ _ANSWER_SECONDS = 15.0  # after the timeout for the cluster, which the launcher 
 _END_SECONDS = 15.0
 _ATTACH_SECONDS = 600.0
 _Cluster = TypeVar("_Cluster", bound="NotebookCluster")
-
-_connected: list[NotebookCluster] = []
-"""The cluster to which TensorFlow has connected this process."""
 
 
 class NotebookCluster(abc.ABC):
@@ -198,7 +200,7 @@ class NotebookCluster(abc.ABC):
         self.wait_until_ready()
         from tf4slurm.tensorflow.running_cluster import make_strategy
 
-        _connected[:] = [self]
+        set_connected_cluster(self)
         return make_strategy(self.cluster, directory, self._timeout_seconds, placement, options)
 
     def wait_until_ready(self, timeout_seconds: float | None = None) -> None:
@@ -286,6 +288,8 @@ class NotebookCluster(abc.ABC):
 
         They are lost with the cluster, which has ended, or with a ps.
         """
+        if self._is_closed:
+            return self._advice or "The cluster is closed. Restart the kernel, and start a new cluster."
         if end := self._find_end(timeout_seconds):
             return f"The cluster has ended. {end} Close it, restart the kernel, and start a new cluster."
         channel = find_script_channel() if self._sidecar is not None else None
@@ -330,7 +334,9 @@ class NotebookCluster(abc.ABC):
     def _state(self) -> str:
         if self._is_closed:
             return "left" if self._advice else "closed"
-        return "running" if self.cluster else "not started"
+        if not self.cluster:
+            return "not started"
+        return "ended" if self._find_end(0) else "running"
 
     def _begin(self) -> None:
         """Let this process be the chief of this cluster until `close` or `restart`."""
@@ -408,8 +414,7 @@ class NotebookCluster(abc.ABC):
         `is_failure_allowed` is for a call that restarts a cluster that has failed.
         """
         if self._is_closed:
-            text = "The cluster is closed, and its variables are lost. Restart the kernel for another."
-            raise RendezvousError(self._advice or text)
+            raise RendezvousError(self.find_end(0))
         if self.run_directory is None or not self.cluster:
             raise RendezvousError("The cluster is not running. Call start(), or use it in a with block.")
         if end := (self._find_end(0) if is_failure_allowed else self.find_end(0)):
@@ -450,8 +455,9 @@ def _check_free() -> None:
     other = running_cluster()
     if isinstance(other, NotebookCluster):
         raise RendezvousError(f"This process is the chief of {other._name} already. Close that cluster first.")
-    if _connected:
+    connected = connected_cluster()
+    if isinstance(connected, NotebookCluster):
         raise RendezvousError(
-            f"TensorFlow has connected this process to {_connected[0]._name}, and can connect to one cluster only. "
+            f"TensorFlow has connected this process to {connected._name}, and can connect to one cluster only. "
             "Restart the kernel, or the process, for another cluster."
         )

@@ -92,6 +92,7 @@ class BatchJob:
         since, was_pending = time.monotonic(), True
         while True:
             if runs := known.run_directories:
+                show(f"{known.name} runs: its tasks start.")
                 return runs[-1]
             (self._status,) = (status,) = self._reader.read()
             if not status.can_change:

@@ -476,7 +476,8 @@ class JobState:
         elif self.phase is Phase.STOPPING and self._stop is not None:
             text = f"the grace period of {self.spec.grace_period_seconds:g} s is over"
             self.emit("grace_period_over", None, text)
-            self._decide_stop(self._stop, " Give it more time with --grace-period.")
+            option = "grace_period_seconds" if self.spec.external_chief else "--grace-period"
+            self._decide_stop(self._stop, f" Give it more time with {option}.")
         elif self.phase is Phase.TERMINATING:
             late = [record for record in self.tasks if record.has_registered and not record.is_gone]
             self.emit("not_terminated", None, f"{format_tasks(late)} did not terminate in time")
@@ -491,10 +492,14 @@ class JobState:
     def _decide_stop(self, stop: Outcome, cure: str = "") -> None:
         """End the job after a stop request. The reason names the tasks that had not stopped by themselves, and `cure`.
 
-        Such a task gets SIGTERM. It may still complete its checkpoint within `JobSpec.kill_wait_seconds`.
+        Such a task gets SIGTERM. It may still complete its checkpoint within `JobSpec.kill_wait_seconds`. An external
+        chief goes on, without ps and workers.
         """
         late = [each.name for each in rules.not_stopped(self.tasks.members)]
-        if late:
+        if late and self.spec.external_chief:
+            text = f"{late[0]} had not closed its cluster: what it had not saved is lost.{cure}"
+            stop = dataclasses.replace(stop, reason=f"{stop.reason} {text}")
+        elif late:
             names = format_tasks(late[:_MOST_NAMED]) if len(late) <= _MOST_NAMED else f"{len(late)} tasks"
             had = "it had stopped by itself" if len(late) == 1 else "they had stopped by themselves"
             text = f"{names} got SIGTERM before {had}: a checkpoint that was being saved may be incomplete.{cure}"

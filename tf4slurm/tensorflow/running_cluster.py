@@ -13,6 +13,7 @@ from tf4slurm.system.variables import set_tf_defaults
 from tf4slurm.tensorflow.servers import connect_parameter_server_strategy
 
 _running: list[RunningCluster] = []
+_connected: list[RunningCluster] = []
 
 
 class RunningCluster(Protocol):
@@ -35,6 +36,16 @@ def running_cluster() -> RunningCluster | None:
 def set_running_cluster(cluster: RunningCluster | None) -> None:
     """Let `running_cluster` return `cluster` from now on."""
     _running[:] = [] if cluster is None else [cluster]
+
+
+def connected_cluster() -> RunningCluster | None:
+    """Return the cluster to whose servers TensorFlow has connected this process. It may be closed. None without one."""
+    return _connected[-1] if _connected else None
+
+
+def set_connected_cluster(cluster: RunningCluster) -> None:
+    """Let `connected_cluster` return `cluster` from now on."""
+    _connected[:] = [cluster]
 
 
 def make_strategy(

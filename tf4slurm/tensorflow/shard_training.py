@@ -69,6 +69,7 @@ def shard_batches(shards: DataShards, read: Callable[[tf.data.Dataset], Any]) ->
         shards.done(shard)
 
 
+@translate_errors()
 def run_shards(
     coordinator: tf.distribute.coordinator.ClusterCoordinator,
     step_fn: Callable[..., Any],
@@ -112,14 +113,13 @@ def run_shards(
     if step is None and checkpoints is not None:
         step = checkpoints.step
     if step is None:
-        with translate_errors(), coordinator.strategy.scope():
+        with coordinator.strategy.scope():
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     allow_exit_without_workers(coordinator)
     install_keras_limits()
     wait_for_closures(coordinator, timeout_seconds)
-    with translate_errors():
-        closure = _make_closure(coordinator, step_fn, read, step.ref())
-        return _ShardRun(closure, shards, checkpoints, timeout_seconds).run()
+    closure = _make_closure(coordinator, step_fn, read, step.ref())
+    return _ShardRun(closure, shards, checkpoints, timeout_seconds).run()
 
 
 def _open(read: Callable[[tf.data.Dataset], Any], shard: Shard) -> Iterator[Any]:

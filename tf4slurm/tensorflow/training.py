@@ -19,7 +19,7 @@ from tf4slurm.tensorflow.checkpoints import Checkpoints, check_integer
 from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import explain_large_array
 from tf4slurm.tensorflow.keras.limits import install_keras_limits
-from tf4slurm.tensorflow.running_cluster import running_cluster
+from tf4slurm.tensorflow.running_cluster import connected_cluster
 from tf4slurm.tensorflow.step_closure import StepClosure, make_closure
 from tf4slurm.tensorflow.step_scheduler import StepScheduler
 from tf4slurm.tensorflow.strategy import allow_exit_without_workers
@@ -60,6 +60,31 @@ class StepsDone(NamedTuple):
         return self.means.get("loss")
 
 
+@contextlib.contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise tf4slurm's errors in place of TensorFlow's.
+
+    ParameterServerLostError is raised if a ps is lost, and TrainingError if a dataset has ended.
+    """
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        notebook = connected_cluster()
+        if notebook is not None and (end := notebook.find_end(_END_SECONDS)):
+            raise ParameterServerLostError(
+                f"The variables of the cluster are lost. {end} Training resumes from its checkpoint (Checkpoints)."
+            ) from error
+        raise ParameterServerLostError(
+            "A ps is lost, and its variables with it. Start the job again, or give it --max-attempts: it resumes from "
+            f"its checkpoint. TensorFlow's error: {' '.join(str(error.message).split())[:200]}"
+        ) from error
+    except tf.errors.OutOfRangeError as error:
+        raise TrainingError(
+            "The dataset of a worker has ended. run_steps counts steps, not epochs: call repeat() on the dataset."
+        ) from error
+
+
+@translate_errors()
 def run_steps(
     coordinator: tf.distribute.coordinator.ClusterCoordinator,
     step_fn: Callable[..., Any],
@@ -113,7 +138,7 @@ def run_steps(
     if step is None and checkpoints is not None:
         step = checkpoints.step
     if step is None:
-        with translate_errors(), coordinator.strategy.scope():
+        with coordinator.strategy.scope():
             step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
     closure = make_closure(coordinator.strategy, step_fn, step.ref())
     return run_closures(
@@ -162,40 +187,13 @@ def run_closures(
     allow_exit_without_workers(coordinator)
     install_keras_limits()
     inputs = () if dataset is None else (dataset,)
-    with translate_errors():
-        first_step = int(step.numpy())
-        expected_steps = max(last_step - first_step, first_step)
-        scheduler = StepScheduler(
-            count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps
-        )
-        work = _StepWork(coordinator, closure, inputs, step, scheduler)
-        done = _StepRun(work, checkpoints, timeout_seconds, observe).run(steps, save_at)
-        closure.last_steps = scheduler.closure_steps
-        return done
-
-
-@contextlib.contextmanager
-def translate_errors() -> Iterator[None]:
-    """Raise tf4slurm's errors in place of TensorFlow's.
-
-    ParameterServerLostError is raised if a ps is lost, and TrainingError if a dataset has ended.
-    """
-    try:
-        yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
-        notebook = running_cluster()
-        if notebook is not None and (end := notebook.find_end(_END_SECONDS)):
-            raise ParameterServerLostError(
-                f"The variables of the cluster are lost. {end} Training resumes from its checkpoint (Checkpoints)."
-            ) from error
-        raise ParameterServerLostError(
-            "A ps is lost, and its variables with it. Start the job again, or give it --max-attempts: it resumes from "
-            f"its checkpoint. TensorFlow's error: {' '.join(str(error.message).split())[:200]}"
-        ) from error
-    except tf.errors.OutOfRangeError as error:
-        raise TrainingError(
-            "The dataset of a worker has ended. run_steps counts steps, not epochs: call repeat() on the dataset."
-        ) from error
+    first_step = int(step.numpy())
+    expected_steps = max(last_step - first_step, first_step)
+    scheduler = StepScheduler(count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps)
+    work = _StepWork(coordinator, closure, inputs, step, scheduler)
+    done = _StepRun(work, checkpoints, timeout_seconds, observe).run(steps, save_at)
+    closure.last_steps = scheduler.closure_steps
+    return done
 
 
 class StepReporter:

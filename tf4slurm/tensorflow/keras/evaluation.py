@@ -57,9 +57,10 @@ def evaluate(
     """
     check_model(model, coordinator)
     execution = make_execution(model, coordinator, timeout_seconds)
-    evaluation = Evaluation(execution, data, steps, on, batch_size)
     own = check_callbacks(callbacks)
-    return evaluation.run(make_callback_list(model, own, verbose, add_history=False, epochs=1, steps=None))
+    with execution.translate_errors():
+        evaluation = Evaluation(execution, data, steps, on, batch_size)
+        return evaluation.run(make_callback_list(model, own, verbose, add_history=False, epochs=1, steps=None))
 
 
 @explain_keras_arguments
@@ -81,7 +82,8 @@ def predict(
     """
     check_model(model, coordinator, needs_compile=False)
     execution = make_execution(model, coordinator, timeout_seconds)
-    return _Prediction(execution, data, steps, on, batch_size).run()
+    with execution.translate_errors():
+        return _Prediction(execution, data, steps, on, batch_size).run()
 
 
 class _SplitDataset:

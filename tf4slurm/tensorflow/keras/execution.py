@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ class OnWorkers:
 
     is_first = True
     is_alone = True  # no other process calls `fit`, `evaluate` or `predict`
+    translate_errors = staticmethod(translate_errors)
 
     def __init__(self, model: Any, coordinator: Any, timeout_seconds: float) -> None:
         wait_for_closures(coordinator, timeout_seconds)  # those of an earlier call could change variables meanwhile
@@ -99,11 +101,10 @@ class OnWorkers:
         The function is a concrete function of an int64 scalar. It runs on the workers for `on="workers"`, else in this
         process.
         """
-        with translate_errors():
-            if on == "chief":
-                return [_to_numpy(function(tf.constant(0, tf.int64)))]
-            work = _EvaluationWork(self._coordinator, function, self.count_parts(on))
-            ClosureRunner(self._coordinator, work, self._timeout_seconds).run(ends_at_stop=False)
+        if on == "chief":
+            return [_to_numpy(function(tf.constant(0, tf.int64)))]
+        work = _EvaluationWork(self._coordinator, function, self.count_parts(on))
+        ClosureRunner(self._coordinator, work, self._timeout_seconds).run(ends_at_stop=False)
         return [result for _, result in sorted(work.results.items())]
 
     def gather(self, parts: list[Any]) -> list[Any]:
@@ -154,6 +155,8 @@ class InThisProcess:
 
     With MultiWorkerMirroredStrategy, all workers run them at the same time.
     """
+
+    translate_errors = staticmethod(contextlib.nullcontext)
 
     def __init__(self, model: Any) -> None:
         self.model = model

@@ -93,6 +93,7 @@ def fit(
     """
     epochs = check_integer("epochs", epochs, at_least=0)
     initial_epoch = check_integer("initial_epoch", initial_epoch, at_least=0)
+    validation_freq = check_integer("validation_freq", validation_freq, at_least=1)
     check_model(model, coordinator)
     check_ps_options(model, coordinator)
     callbacks = check_callbacks(callbacks)
@@ -100,27 +101,28 @@ def fit(
     if class_weight is not None:
         dataset_fn = weight_classes(dataset_fn, class_weight)
     execution = make_execution(model, coordinator, timeout_seconds)
-    validate = None
-    if validation_data is not None:
-        validate = Evaluation(
-            execution, validation_data, validation_steps, validation_on, batch_size=validation_batch_size
-        )
-    with execution.strategy.scope():
-        build(model, execution.open(dataset_fn))
-        counter = (
-            checkpoints.step
-            if isinstance(checkpoints, Checkpoints)
-            else tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        )
-    if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
-        optimizer = {} if model.optimizer is None else {"optimizer": model.optimizer}
-        checkpoints = Checkpoints(checkpoints, step=counter, model=model, **optimizer)
-    if checkpoints is None or checkpoints.restored is None:
-        counter.assign(initial_epoch * steps)
-    if not execution.is_first and verbose == "auto":
-        verbose = 0
-    training = _Training(execution, counter, steps, execution.select(callbacks), checkpoints, validate)
-    return training.run(epochs, verbose, check_integer("validation_freq", validation_freq, at_least=1))
+    with execution.translate_errors():
+        validate = None
+        if validation_data is not None:
+            validate = Evaluation(
+                execution, validation_data, validation_steps, validation_on, batch_size=validation_batch_size
+            )
+        with execution.strategy.scope():
+            build(model, execution.open(dataset_fn))
+            counter = (
+                checkpoints.step
+                if isinstance(checkpoints, Checkpoints)
+                else tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+            )
+        if checkpoints is not None and not isinstance(checkpoints, Checkpoints):
+            optimizer = {} if model.optimizer is None else {"optimizer": model.optimizer}
+            checkpoints = Checkpoints(checkpoints, step=counter, model=model, **optimizer)
+        if checkpoints is None or checkpoints.restored is None:
+            counter.assign(initial_epoch * steps)
+        if not execution.is_first and verbose == "auto":
+            verbose = 0
+        training = _Training(execution, counter, steps, execution.select(callbacks), checkpoints, validate)
+        return training.run(epochs, verbose, validation_freq)
 
 
 @dataclass(eq=False)
