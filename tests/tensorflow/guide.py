@@ -130,7 +130,7 @@ def train(model, *, optimizer=None, num_shards=1):
         coordinator.schedule(step, args=(rows,))
     coordinator.join()
     assert 0 <= float(accuracy.result().numpy()) <= 1
-    assert coordinator.schedule(step, args=(rows,)).fetch() > 0
+    assert coordinator.schedule(step, args=(rows,)).fetch() >= 0  # 0 if all rows of the batch are far on the right side
 
 
 def first_of(dataset_fn):
