@@ -322,10 +322,18 @@ def _write_registered(job: KnownJob, environ: Mapping[str, str]) -> None:
         with replacing(directory / _file_name(job.runs_directory, job.name)) as draft:
             draft.write(to_versioned_json(job).encode())
             check_trusted(Path(draft.name), _INSTEAD)
-        for path in sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MAX_JOBS]:
+        for path in sorted(directory.glob("*.json"), key=_modified_at)[:-_MAX_JOBS]:
             path.unlink(missing_ok=True)
     except (OSError, UntrustedFileError) as error:
         logger.info("this job is not registered: %s", error)
+
+
+def _modified_at(path: Path) -> float:
+    """Return when a file was modified, or 0 if it is gone: another job may remove it at the same time."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _file_name(runs_directory: str, name: str) -> str:

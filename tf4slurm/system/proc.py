@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_SECONDS = 0.02
+_READS_OF_CHILDREN = 10
 
 Others = frozenset[tuple[int, int]]
 """Descendants of this process that do not belong to the job, as (process id, start time in clock ticks since boot).
@@ -64,14 +65,26 @@ def read_stat(process_id: int) -> ProcessStat:
 def find_children(process_id: int) -> list[int]:
     """Return the ids of a process's children, including zombies.
 
+    The kernel has a list for each thread. When a thread ends, its children move to the list of another one, which may
+    have been read already. So the lists are read again then, unless threads end all the time.
+
     Raises:
         OSError: There is no such process, no /proc, or the kernel has no lists of children.
     """
-    found: list[int] = []
-    for thread in os.listdir(f"/proc/{process_id}/task"):
-        with open(f"/proc/{process_id}/task/{thread}/children", encoding="utf-8") as file:
-            found += map(int, file.read().split())
-    return found
+    found: dict[int, None] = {}
+    for _ in range(_READS_OF_CHILDREN):
+        ended = False
+        for thread in [f"/proc/{process_id}/task/{each}" for each in os.listdir(f"/proc/{process_id}/task")]:
+            try:
+                with open(f"{thread}/children", encoding="utf-8") as file:
+                    found.update(dict.fromkeys(map(int, file.read().split())))
+            except (FileNotFoundError, ProcessLookupError):
+                if os.path.exists(thread):
+                    raise  # the kernel has no lists
+                ended = True
+        if not ended:
+            break
+    return list(found)
 
 
 def walk_descendants(process_id: int) -> Iterator[int]:
