@@ -155,6 +155,22 @@ def test_time_limit_is_parsed_as_sbatch_does(limit: str, seconds: int | None) ->
     assert parse_time_limit(limit) == seconds
 
 
+@pytest.mark.parametrize(
+    ("shown", "state"),
+    [
+        ("RUNNING", "RUNNING"),
+        ("SIGNALING", "RUNNING"),  # seen in a job array that was cancelled
+        ("RESIZING", "RUNNING"),
+        ("STOPPED", "SUSPENDED"),
+        ("COMPLETING", "COMPLETING"),
+    ],
+)
+def test_flag_that_slurm_shows_does_not_hide_the_state(shown: str, state: str) -> None:
+    (entry,) = parse_queue(f"17_3|{shown}|None|1:00|2:00|2026-11-21T10:00:00|n1")
+    assert entry.state == state
+    assert parse_job(f"JobId=17 JobName=train\n   JobState={shown} Reason=None\n").state == state
+
+
 def test_each_notation_of_an_id_is_read() -> None:
     ids = ["38", "38_2", "38_[3-9%2]", "38+1", "7_[0-98:2%4]"]
     text = "".join(f"{job_id}|PENDING|None|0:00|2:00|N/A|\n" for job_id in ids)

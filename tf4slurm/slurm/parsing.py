@@ -22,6 +22,12 @@ ENDED_STATES = {
     **dict.fromkeys(("BOOT_FAIL", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED"), FAILED),
 }
 """The state that tf4slurm shows for an ended job, by Slurm's state of the job."""
+_STATES_OF_FLAGS = {"RESIZING": "RUNNING", "SIGNALING": "RUNNING", "STOPPED": "SUSPENDED"}
+"""The state of a job, by the flag that Slurm shows in place of it (job_state_string in Slurm's slurm_protocol_defs.c).
+
+"STOPPED", a job's processes after SIGSTOP, would otherwise be taken for tf4slurm's STOPPED. The other flags, such as
+"COMPLETING", do not hide that a job runs.
+"""
 _FIELD = re.compile(r"(?:^|\s)(?P<name>[A-Z][\w/:]*)=(?P<value>\S*)")
 _LAYOUT_LINE = re.compile(r"^\tNode \d+ \((?P<node>.+)\), (?P<count>\d+) task\(s\):(?P<ranks>[ \d]*)$", re.MULTILINE)
 _STATE = re.compile(r"[A-Z_]+")
@@ -144,7 +150,7 @@ def parse_job(text: str) -> SlurmJob:
     if "JobState" not in fields:
         raise ValueError(f"{text[:200]!r} is not the output of scontrol show job.")
     return SlurmJob(
-        state=fields["JobState"],
+        state=_STATES_OF_FLAGS.get(fields["JobState"], fields["JobState"]),
         is_batch=fields.get("BatchFlag") == "1",
         can_requeue=fields.get("Requeue") == "1",
         is_preempted=fields.get("PreemptTime", "None") != "None",
@@ -212,6 +218,7 @@ def parse_queue(text: str) -> list[QueueEntry]:
         job_id, *fields = (field.strip() for field in line.split("|"))
         if len(fields) == 6 and _STATE.fullmatch(fields[0]):
             with contextlib.suppress(ValueError):
+                fields[0] = _STATES_OF_FLAGS.get(fields[0], fields[0])
                 found.append(QueueEntry(JobId.parse(job_id), *fields))
     return found
 

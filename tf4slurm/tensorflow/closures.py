@@ -26,6 +26,7 @@ _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
 _NOT_PARSED = "Unable to parse request"
+_CAUSE_SECONDS = 5.0  # from a cancelled closure to the error of the closure that has failed
 _MAX_NOT_PARSED = 10  # attempts to run a closure; a request that is really invalid fails each time
 _Thread = Future[BaseException | None]
 _threads: weakref.WeakKeyDictionary[Any, list[_Thread]] = weakref.WeakKeyDictionary()
@@ -208,7 +209,7 @@ class ClosureRunner:
             try:
                 with self._scheduling:
                     result = self._work.schedule(unit)
-                return result.fetch()
+                return fetch_result(result)
             except (tf.errors.InternalError, tf.errors.CancelledError) as error:
                 if not self._is_not_parsed(error) or attempts == _MAX_NOT_PARSED:
                     raise
@@ -230,9 +231,28 @@ class ClosureRunner:
         the error in `fetch` and in the next `schedule`, and cancels all other closures. All of these closures run
         again.
         """
-        self._has_not_parsed = self._has_not_parsed or _NOT_PARSED in str(error)
+        with self._changed:
+            if _NOT_PARSED in str(error):
+                self._has_not_parsed = True
+                self._changed.notify_all()
+            elif isinstance(error, tf.errors.CancelledError):  # the thread of the failed closure may be slower
+                self._changed.wait_for(
+                    lambda: self._has_not_parsed or self._errors or self._is_given_up, _CAUSE_SECONDS
+                )
         is_other = isinstance(error, tf.errors.InternalError) and _NOT_PARSED not in str(error)
         return self._has_not_parsed and not (is_other or self._errors or self._is_given_up)
+
+
+def fetch_result(result: Any) -> Any:
+    """Return the value of a RemoteValue on this host. Raise its error if it has one.
+
+    RemoteValue.fetch alone may return None in place of the error: a thread of the coordinator fetches the value, too,
+    and if that fails, it sets the error while this thread waits for its turn.
+    """
+    value = result.fetch()
+    if value is None and (error := result._get_error()) is not None:
+        raise error
+    return value
 
 
 def wait_for_closures(coordinator: Any, timeout_seconds: float) -> None:
