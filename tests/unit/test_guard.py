@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,9 @@ from tf4slurm.system import guard
 from tf4slurm.system.exec_child import STOP_SIGNALS
 from tf4slurm.system.guard import GUARD_LOST, start_guard
 guard._CLEAN_SECONDS = 60  # a busy machine may delay the end of a killed process
+if "slow" in sys.argv:  # the guard starts slowly
+    handled_signals = guard._handled_signals
+    guard._handled_signals = lambda: [time.sleep(0.5), *handled_signals()][1:]
 start_guard(blocks_signals="blocks" in sys.argv)
 if "blocks" in sys.argv:
     print(os.getpid(), flush=True)
@@ -65,6 +69,18 @@ def test_stop_signal_to_guard_reaches_its_agent_and_leftovers_are_ended(
         guard.send_signal(number)
         assert guard.wait(60) == 40 + number
     assert wait_until_gone(process_mark, timeout_seconds=0) == []
+
+
+@pytest.mark.parametrize("number", [*STOP_SIGNALS, *OTHER_SIGNALS])
+def test_signal_waits_until_the_guard_handles_or_ignores_it(number: signal.Signals) -> None:
+    with start("handles", "slow") as guard:
+        agent = agent_of(guard)
+        guard.send_signal(number)
+        if number not in STOP_SIGNALS:
+            time.sleep(1)
+            assert agent.is_running()
+            guard.send_signal(signal.SIGTERM)
+        assert guard.wait(60) == 40 + (number if number in STOP_SIGNALS else signal.SIGTERM)
 
 
 def test_stop_signal_waits_until_the_agent_handles_it() -> None:

@@ -24,6 +24,7 @@ from tf4slurm.system.proc import Others, adopt_orphans, find_others, find_own_ch
 if TYPE_CHECKING:
     import asyncio
 
+_GUARD_SIGNALS = (*LAUNCHER_SIGNALS, *OTHER_SIGNALS)
 _CLEAN_SECONDS = 4.0
 _POLL_SECONDS = 0.005
 
@@ -74,10 +75,13 @@ def start_guard(*, is_in_terminal: bool = False, blocks_signals: bool = False) -
             and Ctrl-C, Ctrl-Z and the end of the terminal reach only the guard.
         blocks_signals: Whether stop signals wait until the agent calls `handle_stop_signals`. Otherwise they end it.
     """
-    if blocks_signals:
-        signal.pthread_sigmask(signal.SIG_BLOCK, LAUNCHER_SIGNALS)
-    if sys.platform != "linux":
-        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _GUARD_SIGNALS)  # until the guard handles or ignores them
+    if sys.platform == "linux":
+        _fork_guard(is_in_terminal=is_in_terminal)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask | set(LAUNCHER_SIGNALS) if blocks_signals else mask)
+
+
+def _fork_guard(*, is_in_terminal: bool) -> None:
     guard = os.getpid()
     others = find_others()
     agent = os.fork()
@@ -99,7 +103,7 @@ def _guard(agent: int, others: Others) -> NoReturn:
         signal.signal(number, pass_on)
     for number in OTHER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LAUNCHER_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GUARD_SIGNALS)
     adopt_orphans()
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     for number in numbers:
