@@ -179,11 +179,9 @@ class Job:
         if self._known is None:
             return f"<pre>{escape(repr(self))}</pre>"
         status = self.status()
-        code = "" if status.exit_code is None else f", exit code {status.exit_code}"
         rows: list[tuple[object, ...]] = [("task", "node", "state", "step", "step/s")]
         for task in status.tasks:
-            name = f"{task.task} (joined)" if task.has_joined else task.task
-            rows.append((name, task.node, task.state, task.step, task.steps_per_second))
+            rows.append((task.name_text, task.node, task.state_text, task.step, task.steps_per_second))
         if status.elements:
             rows = [("element", "arguments", "state", "exit code", "step")]
         for each in status.elements:
@@ -191,11 +189,10 @@ class Job:
             rows.append((each.job_id or each.name, arguments, each.state, each.exit_code, each.furthest_step))
         texts = [["" if value is None else str(value) for value in row] for row in rows]
         table = "\n".join(format_table(texts))
-        start = f" Expected start: {status.start}." if status.start else ""
-        reason = f"{as_sentence(status.headline)}{start}"
-        return (
-            f"<b>{escape(status.name)}</b> {escape(status.state)}{code}<br>{escape(reason)}<pre>{escape(table)}</pre>"
-        )
+        start = f"Expected start: {status.start}." if status.start else ""
+        reason = " ".join(filter(None, (as_sentence(status.headline), start, status.stop_text)))
+        facts = ", ".join(status.facts)
+        return f"<b>{escape(status.name)}</b> {escape(facts)}<br>{escape(reason)}<pre>{escape(table)}</pre>"
 
     def _spec(self) -> BatchSpec:
         """Return the given options, completed with options from the settings files."""

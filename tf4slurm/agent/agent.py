@@ -106,7 +106,8 @@ class Agent:
                 member.result()
             return self._exit_code()
         except RendezvousError as error:
-            logger.error("%s: %s", self._name, error)
+            if not self._process.prints_errors:
+                logger.error("%s: %s", self._name, error)
             self._error = error
             if self.has_lost_launcher and self._client.cluster is not None:
                 await self._process.on_launcher_loss()

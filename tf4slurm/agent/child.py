@@ -50,6 +50,9 @@ class TaskProcess(abc.ABC):
     `request_stop`, `kill_descendants` and `write_last_state` do nothing for a script that started the agent.
     """
 
+    prints_errors = False
+    """Whether the process prints the errors of its agent, so that the agent does not."""
+
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.channel = ScriptChannelServer(self._on_script_state, self._on_metrics)
         self._rendezvous = rendezvous

@@ -184,6 +184,8 @@ class CallingChief(CallingProcess):
     The sidecar does not end the process, and a process that is stopped (SIGSTOP) keeps its cluster.
     """
 
+    prints_errors = True
+
     def __init__(self, rendezvous: Rendezvous, run_directory: RunDirectory) -> None:
         """`run_directory` gets the metrics that the process reports."""
         super().__init__(rendezvous)

@@ -101,8 +101,8 @@ def _describe(job: JobStatus) -> list[str]:
     lines = [_describe_job(job)]
     lines += [f"  {text}" for text in dict.fromkeys((job.headline, job.reason)) if text]
     lines += [f"  Explanation: {meaning}" for meaning in job.meaning]
-    if job.grace_seconds_left is not None:
-        lines.append(f"  Its scripts save after a stop request: at most {job.grace_seconds_left:.0f} s are left.")
+    if job.stop_text:
+        lines.append(f"  {job.stop_text}")
     if job.start:
         lines.append(f"  Slurm expects to start it at {job.start}.")
     lines += [f"  WARNING: {text}" for text in job.problems]
@@ -157,27 +157,18 @@ def _element_row(job: JobStatus) -> tuple[str, ...]:
 
 
 def _describe_job(job: JobStatus) -> str:
-    facts = [paint(job.state, _COLOURS.get(job.state, "red"))]
-    if job.elapsed and job.state != "PENDING":
-        facts.append(f"{job.elapsed} / {job.limit}" if job.limit else job.elapsed)
-    if job.phase and not job.has_ended:
-        facts.append(job.phase)
-    if job.nodes:
-        facts.append(f"on {job.nodes}")
-    if job.attempt and (job.max_attempts or 1) > 1:
-        facts.append(f"attempt {job.attempt} of {job.max_attempts}")
-    if job.has_ended:
-        facts.append(f"exit code {job.exit_code}")
+    state, *facts = job.facts
+    facts.insert(0, paint(state, _COLOURS.get(state, "red")))
     return "  ".join([*dict.fromkeys(filter(None, (job.job_id, job.name))), *facts])
 
 
 def _row(task: TaskStatus) -> tuple[str, ...]:
     age = task.heartbeat_age_seconds
     return (
-        f"{task.task} (joined)" if task.has_joined else task.task,
+        task.name_text,
         task.node or "-",
         task.address or "-",
-        task.state + (f" (start {task.starts})" if task.starts > 1 else ""),
+        task.state_text,
         "-" if task.step is None else f"{task.step:,}",
         "-" if task.steps_per_second is None else f"{task.steps_per_second:g}",
         f"{task.memory_bytes / 1e6:,.0f} MB" if task.memory_bytes else "-",

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import escape
 
+from tf4slurm.clusters.notices import NoticePrinter
 from tf4slurm.control.messages import cluster_from_entries
 from tf4slurm.control.rules import RESTART_SECONDS
 from tf4slurm.errors import (
     OptionError,
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousError,
     RendezvousTimeoutError,
+    Tf4SlurmError,
     UnknownJobError,
 )
-from tf4slurm.jobs.formatting import format_count
+from tf4slurm.jobs.formatting import as_sentence, format_count
 from tf4slurm.jobs.progress import print_notice
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
@@ -317,8 +318,16 @@ class NotebookCluster(abc.ABC):
         if channel is not None and channel.desired.terminate_reason:
             return channel.desired.terminate_reason
         if self._sidecar is not None and self._sidecar.poll() is not None:
-            return "The launcher of its job is lost."
+            return self._explain_loss()
         return ""
+
+    def _explain_loss(self) -> str:
+        """Return why the launcher has not written the result, as a sentence. For example, Slurm killed it."""
+        with contextlib.suppress(Tf4SlurmError):
+            status = self.status()
+            if status.reason and not status.can_change:
+                return as_sentence(status.reason)
+        return "The launcher of its job is lost."
 
     # The chief
 
@@ -342,28 +351,13 @@ class NotebookCluster(abc.ABC):
         """Let this process be the chief of this cluster until `close` or `restart`."""
         set_running_cluster(self)
         atexit.register(self._close_at_exit)
-        threading.Thread(target=self._watch, name="tf4slurm-cluster", daemon=True).start()
-
-    def _watch(self) -> None:
-        """Wait until the cluster is asked to stop, fails or ends, and then print it once: perhaps no cell runs."""
         channel = find_script_channel()
-        if channel is None:
-            return
+        if channel is not None and self.run_directory is not None:
+            printer = NoticePrinter(self.run_directory, channel, self.find_end, self._has_left)
+            threading.Thread(target=printer.run, name="tf4slurm-cluster", daemon=True).start()
 
-        def has_news() -> bool:
-            desired = channel.desired
-            return bool(desired.stop_reason or desired.failure_reason or desired.terminate_reason)
-
-        with contextlib.suppress(RendezvousConnectionError):  # the agent has exited
-            channel.wait_until(has_news, None)
-        if self._is_closed or self._is_leaving:
-            return
-        if channel.desired.stop_reason and not channel.desired.terminate_reason:
-            seconds = channel.desired.grace_period_seconds
-            text = f"{channel.desired.stop_reason} Its ps and workers end in at most {seconds:g} s: save now."
-            print_notice(f"{self._name} stops. {text}")
-        elif end := self.find_end(_END_SECONDS):
-            print_notice(end)
+    def _has_left(self) -> bool:
+        return self._is_closed or self._is_leaving
 
     def _attach(self, directory: RunDirectory) -> None:
         """Join a running job as its next chief.

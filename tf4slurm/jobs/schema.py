@@ -169,6 +169,16 @@ class TaskStatus:
     num_sessions: int = 0
     vain_waits: tuple[str, ...] = ()
 
+    @property
+    def name_text(self) -> str:
+        """The name of the task for tables, such as "worker/2 (joined)"."""
+        return f"{self.task} (joined)" if self.has_joined else self.task
+
+    @property
+    def state_text(self) -> str:
+        """The state of the task for tables, such as "running (start 2)" after a restart."""
+        return f"{self.state} (start {self.starts})" if self.starts > 1 else self.state
+
 
 @dataclass(frozen=True)
 class StatusFile:

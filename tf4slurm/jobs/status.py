@@ -120,6 +120,29 @@ class JobStatus:
         return self.failure.headline() if self.failure is not None else self.reason
 
     @property
+    def facts(self) -> list[str]:
+        """The job's state and, if known, its duration with its limit, phase, nodes, attempt and exit code, as texts."""
+        facts = [self.state]
+        if self.elapsed and self.state != "PENDING":
+            facts.append(f"{self.elapsed} / {self.limit}" if self.limit else self.elapsed)
+        if self.phase and not self.has_ended:
+            facts.append(self.phase)
+        if self.nodes:
+            facts.append(f"on {self.nodes}")
+        if self.attempt and (self.max_attempts or 1) > 1:
+            facts.append(f"attempt {self.attempt} of {self.max_attempts}")
+        if self.has_ended:
+            facts.append(f"exit code {self.exit_code}")
+        return facts
+
+    @property
+    def stop_text(self) -> str:
+        """A sentence with the time that the scripts have left to save. "" if they do not save after a stop request."""
+        if self.grace_seconds_left is None:
+            return ""
+        return f"Its scripts save after a stop request: at most {self.grace_seconds_left:.0f} s are left."
+
+    @property
     def is_unclear(self) -> bool:
         """Whether nobody knows if the job still runs or how it ended.
 
