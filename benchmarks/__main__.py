@@ -38,6 +38,7 @@ from benchmarks.real_job import measure_import_storm, measure_start_on_slurm
 from benchmarks.recommender import measure_recommender
 from benchmarks.rendezvous import measure_rendezvous
 from benchmarks.report import measure_report
+from benchmarks.saving import measure_saving
 from benchmarks.slow_worker import measure_slow_worker
 from benchmarks.spares import measure_spares
 from benchmarks.staging import measure_staging
@@ -59,6 +60,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "start on Slurm": lambda directory: measure_start_on_slurm(directory, 10),
     "import storm": lambda directory: measure_import_storm(directory, 4),
     "staging": lambda directory: measure_staging(directory, 3),
+    "saving": lambda directory: measure_saving(directory, 3),
     "stall": lambda directory: measure_stall(directory, 3),
     "spares": lambda directory: measure_spares(directory, 3),
     "joining": lambda directory: measure_joining(directory, 5),

@@ -18,6 +18,7 @@ import tf4slurm
 import tf4slurm.tensorflow
 from tf4slurm import errors, shutdown
 from tf4slurm.cli.main import _VERBS as VERBS
+from tf4slurm.control.messages import CheckpointState
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.doctor.scheduler import SubjectTests, read_tests
@@ -74,7 +75,7 @@ def variable_of(key: str) -> str:
 def make_files() -> str:
     """Return one table for each file of a run directory, or part of a file."""
     kinds = [(f"`{name}`", kind) for kind, name in FILE_NAMES.items()]
-    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus, ShardProgress)]
+    kinds += [(f"Part: {kind.__name__}", kind) for kind in (Process, TaskStatus, CheckpointState, ShardProgress)]
     return "\n\n".join(_file(title, kind) + (_events() if kind is Event else "") for title, kind in kinds)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,24 @@ from tests.processes import child_of, wait_until
 
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
+from tensorflow.python.eager import cancellation  # noqa: E402
+
+from tests.faults.disk import fill, small_disk  # noqa: E402
+from tf4slurm.control.messages import CheckpointState, ScriptState  # noqa: E402
 from tf4slurm.errors import CheckpointError  # noqa: E402
+from tf4slurm.tensorflow.cancellation import separate_threads  # noqa: E402
+from tf4slurm.tensorflow.checkpoint_files import count_bytes, find_finished, make_room  # noqa: E402
 from tf4slurm.tensorflow.checkpoints import Checkpoints  # noqa: E402
 
 SAVING = Path(__file__).with_name("saving.py")
+STACK = """
+\t [[{{node SaveV2_1}}]]
+Hint: If you want to see a list of allocated tensors when OOM happens, add report_tensor_allocations_upon_oom.
+
+Additional GRPC error information from remote target /job:ps/replica:0/task:0/device:CPU:0 while calling /Enqueue:
+:UNKNOWN:Error received from peer  {grpc_message:"/saved/ckpt-5; No space left on device\\n", grpc_status:8}
+"""
+"""What follows the cause in the message of a ps."""
 
 
 def save_at(directory: Path, *numbers: int) -> None:
@@ -52,17 +69,219 @@ def test_second_save_at_the_same_step_keeps_the_first(tmp_path: Path) -> None:
     assert {path: path.stat().st_ino for path in tmp_path.glob("ckpt-*")} == before
 
 
+@pytest.mark.parametrize(
+    ("error", "message", "advice"),
+    [
+        (tf.errors.NotFoundError, "No such file or directory", "Chief and ps must see"),
+        (tf.errors.PermissionDeniedError, "Read-only file system", "Give a directory on a shared file system"),
+        (tf.errors.ResourceExhaustedError, "Disk quota exceeded", "Make room on its file system"),
+        (tf.errors.UnknownError, "Input/output error", "Its file system does not work"),
+        (tf.errors.AbortedError, "Stale file handle", "Its file system does not work"),
+        (tf.errors.ResourceExhaustedError, "No space left on device" + STACK, "Make room on its file system"),
+    ],
+)
 def test_directory_that_cannot_be_written_is_refused_in_two_sentences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], message: str, advice: str
 ) -> None:
+    """The errors are made by the test, as TensorFlow makes them from errno."""
     checkpoints = Checkpoints(tmp_path, step=tf.Variable(5, dtype=tf.int64), weight=tf.Variable(0.0))
 
     def refuse(**_: object) -> None:
-        raise tf.errors.NotFoundError(None, None, f"{tmp_path}/ckpt-5; No such file or directory")
+        raise error(None, None, f"{tmp_path}/ckpt-5; {message}")
 
     monkeypatch.setattr(checkpoints._manager, "save", refuse)
-    with pytest.raises(CheckpointError, match=r"No such file or directory\. Chief and ps must see"):
+    cause = message.partition("\n")[0]
+    with pytest.raises(CheckpointError, match=rf"{cause}\. {advice}") as raised:
         checkpoints.save()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("error", [tf.errors.UnavailableError, tf.errors.AbortedError])
+def test_loss_of_a_ps_during_a_due_save_is_raised_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, step=tf.Variable(5, dtype=tf.int64), weight=tf.Variable(0.0))
+
+    def fail(**_: object) -> None:
+        raise error(None, None, "failed to connect to all addresses")
+
+    monkeypatch.setattr(checkpoints._manager, "save", fail)
+    checkpoints.begin_save()
+    with pytest.raises(error):
+        checkpoints.save()
+
+
+def test_due_save_holds_the_counter_of_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, weight = tf.Variable(5, dtype=tf.int64), tf.Variable(5.0)
+    checkpoints = Checkpoints(tmp_path, step=step, weight=weight)
+    save = checkpoints._manager.save
+
+    def save_later(**options: int) -> str:
+        step.assign(7)
+        weight.assign(7.0)
+        return str(save(**options))
+
+    monkeypatch.setattr(checkpoints._manager, "save", save_later)
+    checkpoints.begin_save()
+    checkpoints.finish_save()
+    assert restore(tmp_path) == ("ckpt-5", 5, 7.0)
+
+
+def test_interrupted_wait_leaves_the_save_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = tf.Variable(5, dtype=tf.int64)
+    checkpoints = Checkpoints(tmp_path, step=step, weight=tf.Variable(0.0))
+    numbers: list[int] = []
+    go_on = threading.Event()
+
+    def save(checkpoint_number: int) -> str:
+        numbers.append(checkpoint_number)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        go_on.wait()
+        return f"ckpt-{checkpoint_number}"
+
+    main_thread = threading.get_ident()
+    monkeypatch.setattr(checkpoints._manager, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        begin_and_finish(checkpoints)
+    step.assign(6)
+    checkpoints.begin_save()
+    go_on.set()
+    checkpoints.finish_save()
+    assert numbers == [5]
+
+
+def begin_and_finish(checkpoints: Checkpoints) -> None:
+    checkpoints.begin_save()
+    checkpoints.finish_save()
+
+
+def test_second_object_continues_the_number_of_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = FakeChannel()
+    monkeypatch.setattr("tf4slurm.tensorflow.checkpoints.find_script_channel", lambda: channel)
+    save_at(tmp_path / "first", 5, 10)
+    assert dataclasses.replace(channel.sent[-1], seconds=0.0, num_bytes=0) == CheckpointState(
+        f"{tmp_path}/first/ckpt-10", 10, 2
+    )
+    restore(tmp_path / "second")
+    assert channel.sent[-1] == CheckpointState("", 0, 2)
+
+
+class FakeChannel:
+    """A script channel that notes the states of checkpoints."""
+
+    def __init__(self) -> None:
+        self.state = ScriptState()
+        self.sent: list[CheckpointState] = []
+
+    def send(self, checkpoint: CheckpointState) -> None:
+        self.state = ScriptState(checkpoint=checkpoint)
+        self.sent.append(checkpoint)
+
+
+def test_size_of_a_checkpoint_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "ckpt-5.index").symlink_to(tmp_path / "missing")
+    assert count_bytes(f"{tmp_path}/ckpt-5") == 0
+
+
+def test_threads_do_not_share_a_cancellation_manager() -> None:
+    separate_threads()
+    manager = cancellation.CancellationManager()
+    found: list[object] = []
+    with cancellation.CancellationManagerContext(manager):
+        thread = threading.Thread(target=lambda: found.append(cancellation.context()))
+        thread.start()
+        thread.join()
+        assert cancellation.context() is manager
+    assert found == [None]
+    assert cancellation.context() is None
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory whose file system has 256 kB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    with small_disk(tmp_path / "disk"):
+        yield tmp_path / "disk"
+
+
+def test_full_disk_loses_older_checkpoints_but_not_the_newest(disk: Path) -> None:
+    step, weight = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros(25_000))  # 100 kB
+    checkpoints = Checkpoints(disk, step=step, weight=weight)
+    for number in (1, 2, 3, 4):
+        step.assign(number)
+        checkpoints.save()
+    assert {path.stem for path in disk.glob("*.index")} == {"ckpt-3", "ckpt-4"}
+    assert {Path(path).name for path in find_finished(disk)} == {"ckpt-3", "ckpt-4"}
+    assert restore_array(disk) == 4
+
+
+def test_due_save_on_a_full_disk_warns_and_a_later_one_succeeds(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    step, weight = tf.Variable(1, dtype=tf.int64), tf.Variable(tf.zeros(25_000))
+    checkpoints = Checkpoints(disk, step=step, weight=weight)
+    checkpoints.save()
+    fill(disk)
+    step.assign(2)
+    with caplog.at_level(logging.WARNING):
+        checkpoints.begin_save()
+        checkpoints.finish_save()
+    assert f"The checkpoint of step 2 could not be written to {disk}: " in caplog.text
+    assert "Make room on its file system: it, or this user's quota of it, is full." in caplog.text
+    assert f"The newest checkpoint is {disk}/ckpt-1. The training goes on" in caplog.text
+    with pytest.raises(CheckpointError, match="step 2 could not be written"):
+        checkpoints.save()
+    (disk / "filling").unlink()
+    checkpoints.begin_save()
+    assert checkpoints.save() == f"{disk}/ckpt-2"
+    assert restore_array(disk) == 2
+
+
+def test_more_failed_saves_than_allowed_end_the_training(disk: Path) -> None:
+    step = tf.Variable(1, dtype=tf.int64)
+    checkpoints = Checkpoints(disk, step=step, max_failed_saves=1, weight=tf.Variable(tf.zeros(100_000)))  # 400 kB
+    checkpoints.begin_save()
+    checkpoints.finish_save()
+    assert not list(disk.glob("ckpt-*")), "the unfinished files use the disk"
+    checkpoints.begin_save()
+    with pytest.raises(CheckpointError, match="step 1 could not be written"):
+        checkpoints.finish_save()
+
+
+def test_room_is_made_only_from_other_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_at(tmp_path, 5, 10, 15)
+    (tmp_path / "ckpt-best.index").touch()
+    assert make_room(tmp_path, f"{tmp_path}/ckpt-15")
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"checkpoint", "ckpt-15", "ckpt-best"}
+    assert not make_room(tmp_path, f"{tmp_path}/ckpt-15")
+    save_at(tmp_path, 20)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert not make_room(tmp_path, f"{tmp_path}/ckpt-20"), "the caller would try to save for ever"
+
+
+def restore_array(directory: Path) -> int:
+    step = tf.Variable(0, dtype=tf.int64)
+    assert Checkpoints(directory, step=step, weight=tf.Variable(tf.ones(25_000))).restored
+    return int(step.numpy())
+
+
+def test_full_disk_keeps_the_checkpoint_that_was_restored(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    step, weight = tf.Variable(0, dtype=tf.int64), tf.Variable(tf.zeros(25_000))
+    checkpoints = Checkpoints(disk, step=step, weight=weight)
+    for number in (1, 2):
+        step.assign(number)
+        checkpoints.save()
+    os.truncate(disk / "ckpt-2.index", 3)
+    checkpoints = Checkpoints(disk, step=step, weight=weight)
+    assert checkpoints.restored == f"{disk}/ckpt-1"
+    assert "ckpt-2 cannot be read" in caplog.text
+    step.assign(3)
+    checkpoints.save()
+    assert {path.stem for path in disk.glob("*.index")} == {"ckpt-1", "ckpt-3"}
+    assert restore_array(disk) == 3
 
 
 @pytest.mark.parametrize("what", ["index", "data-00000-of-00001"])
@@ -117,11 +336,12 @@ def test_truncated_index_of_the_first_save_is_removed(tmp_path: Path, size: int)
 @pytest.mark.timeout(600)
 @pytest.mark.long
 @pytest.mark.parametrize("kills", [4])
-def test_kill_during_a_save_keeps_the_checkpoint_before(job: Job, kills: int) -> None:
+@pytest.mark.parametrize("way", ["paused", "beside"])
+def test_kill_during_a_save_keeps_the_checkpoint_before(job: Job, way: str, kills: int) -> None:
     """With keep=1, split over two ps; chief and ps are killed in turn, and each attempt checks what it restores."""
     checkpoints = job.directory / "checkpoints"
     roles = ("--ps", "2", "--workers", "1", "--max-attempts", str(kills + 1), "--grace-period", "60")
-    job.start(*roles, command=(sys.executable, str(SAVING), str(checkpoints)))
+    job.start(*roles, command=(sys.executable, str(SAVING), str(checkpoints), way))
     caught = 0
     for number, task in enumerate(("chief/0", "ps/1") * (kills // 2), start=1):
         wait_for_attempt(job, number)

@@ -126,9 +126,9 @@ data = lambda: tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(1)
 counts, saves = [], []
 
 class Saves(tf4slurm.tensorflow.Checkpoints):
-    def save(self):
-        saves.append(int(self.step.numpy()))
-        return super().save()
+    def _save(self, step):
+        saves.append(step)
+        super()._save(step)
 
 class Counts(keras.callbacks.TensorBoard):
     def _start_trace(self):

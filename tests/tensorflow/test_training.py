@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.disk import fill, small_disk
 from tests.jobs import Job
 from tests.processes import child_of, wait_until
 
@@ -26,6 +27,7 @@ from tf4slurm.tensorflow.closures import fetch_result  # noqa: E402
 
 TRAINING = Path(__file__).with_name("training.py")
 ROLES = ("--ps", "1", "--workers", "2")
+FULL = "Make room on its file system: it, or this user's quota of it, is full."
 NOTEBOOK = """
 import os, pathlib, signal
 import tf4slurm
@@ -166,14 +168,74 @@ with tf4slurm.LocalCluster(ps=1, workers=2) as cluster:
 """
 
 
+SLOW_SAVES = """
+import time
+import tf4slurm
+from tf4slurm.tensorflow import Checkpoints, fit, run_steps
+
+with tf4slurm.LocalCluster(ps=2, workers=2) as cluster:
+    strategy = cluster.strategy()
+    import keras
+    import tensorflow as tf
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+        step = tf.Variable(0, dtype=tf.int64)
+
+    def step_fn():
+        weight.assign_add(1.0)
+
+    class SlowSaves:
+        def __init__(self, checkpoints, counter):
+            self._manager, self._counter, self.made = checkpoints._manager, counter, []
+
+        def save(self, checkpoint_number):
+            time.sleep(1)
+            self.made.append(int(self._counter) - checkpoint_number)
+            return self._manager.save(checkpoint_number=checkpoint_number)
+
+    for consistent in (False, True):
+        options = {"every_steps": 200, "keep": 99, "consistent": consistent}
+        checkpoints = Checkpoints(str(consistent), step=step, **options, weight=weight)
+        slow = checkpoints._manager = SlowSaves(checkpoints, step)
+        run_steps(coordinator, step_fn, int(step) + 1000, checkpoints=checkpoints, steps_per_call=5)
+        print(consistent, slow.made[0] > 0, slow.made[-1], max(slow.made) > 0, int(step), float(weight), flush=True)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        epochs = tf.Variable(0, dtype=tf.int64)
+
+    def dataset_fn():
+        return tf.data.Dataset.from_tensors((tf.zeros((1, 1)), tf.zeros((1, 1)))).repeat(1000)
+
+    options = {"coordinator": coordinator, "steps_per_epoch": 300, "verbose": 0}
+    checkpoints = Checkpoints("fit", step=epochs, keep=99, model=model)
+    slow = checkpoints._manager = SlowSaves(checkpoints, epochs)
+    fit(model, dataset_fn, epochs=9, checkpoints=checkpoints, **options)
+    print("fit", slow.made[0] > 0, slow.made[-1], int(epochs))
+
+    def is_saving(*_):
+        saving.append(checkpoints._saving is not None)
+
+    saving = []
+    look = keras.callbacks.LambdaCallback(on_epoch_end=is_saving)
+    look.on_test_begin = is_saving
+    data = (tf.zeros((1, 1)), tf.zeros((1, 1)))
+    checkpoints = Checkpoints("callbacks", step=epochs, model=model)
+    checkpoints._manager = SlowSaves(checkpoints, epochs)
+    fit(model, dataset_fn, epochs=3, callbacks=[look], validation_data=data, checkpoints=checkpoints, **options)
+    print("callbacks", saving)
+"""
+
+
 def start(job: Job, steps: int, every_steps: int) -> None:
     checkpoints = str(job.directory.parent / "checkpoints")
     job.start(*ROLES, command=(sys.executable, str(TRAINING), checkpoints, str(steps), str(every_steps)))
 
 
-def wait_for_checkpoint(job: Job, number: int) -> None:
-    index = job.directory.parent / "checkpoints" / f"ckpt-{number}.index"
-    assert wait_until(index.exists, 90), job.stdout + job.stderr
+def wait_for_checkpoint(job: Job) -> None:
+    assert wait_until(lambda: bool(saved_steps(job)), 90), job.stdout + job.stderr
 
 
 def saved_steps(job: Job) -> list[int]:
@@ -204,6 +266,23 @@ def test_steps_are_exact_and_errors_are_clear(tmp_path: Path) -> None:
     assert lines[-1].startswith("lost The variables of the cluster are lost. ps/0 on ")
 
 
+def test_workers_train_on_during_a_save(tmp_path: Path) -> None:
+    environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    ran = subprocess.run(
+        [sys.executable, "-c", SLOW_SAVES], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=170
+    )
+    lines = [line for line in ran.stdout.splitlines() if line.startswith(("False", "True", "fit", "callbacks"))]
+    expected = ["False True 0 True 1000 1000.0", "True False 0 False 2000 2000.0", "fit True 0 2700"]
+    expected.append(f"callbacks {[False] * 6}")
+    assert lines == expected, ran.stdout + ran.stderr
+    for path in [*(tmp_path / "False").glob("*.index"), *(tmp_path / "True").glob("*.index")]:
+        number = int(path.stem.partition("-")[2])
+        reader = tf.train.load_checkpoint(str(path.with_suffix("")))
+        step, weight = (reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE") for name in ("step", "weight"))
+        assert step == number <= weight, "the counter is never ahead of the variables"
+        assert number == weight or path.parent.name == "False"
+
+
 def test_run_steps_checks_arguments_and_stops_training_on_any_exit(tmp_path: Path) -> None:
     environ = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     ran = subprocess.run(
@@ -223,17 +302,59 @@ def test_steps_of_a_killed_worker_run_again_and_are_counted(tmp_path: Path) -> N
     (tmp_path / "job").mkdir()
     job = Job(tmp_path / "job")
     start(job, 3000, 300)
-    wait_for_checkpoint(job, 300)
+    wait_for_checkpoint(job)
     os.kill(child_of("worker/1"), signal.SIGKILL)
     assert job.wait(120) == 0, job.stdout + job.stderr
     done = result_of(job)
     assert 3000 - 2 * 64 <= done["steps"] <= 3000  # the steps of two closures may run again
     assert 3000 <= done["step"] <= 3000 + 2 * 64
     saved = {step: weight_of(job, step) for step in saved_steps(job)}
-    assert all(step % 300 <= 2 * 64 for step in saved)  # above the multiple where steps ran again
-    applied = saved | {done["step"]: done["weight"]}
-    assert all(abs(step - weight) <= 1 for step, weight in applied.items())  # the worker may have been between the two
+    assert len(saved) == len({step // 300 for step in saved}) > 3
+    assert all(step <= weight for step, weight in saved.items())
+    assert 0 <= done["weight"] - done["step"] <= 1  # the worker may have been between the two
     assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 2]
+    newest = job.result["tasks"][0]["checkpoint"]
+    assert newest["newest"] == f"{tmp_path}/checkpoints/ckpt-{done['step']}"
+    assert (newest["step"], newest["num_saves"], newest["error"]) == (done["step"], len(saved), "")
+    assert len([event for event in job.events if event["kind"] == "saved"]) == len(saved)
+
+
+def test_training_goes_on_while_due_saves_fail_on_a_full_disk(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    (tmp_path / "job").mkdir()
+    job = Job(tmp_path / "job")
+    with small_disk(tmp_path / "checkpoints"):
+        start(job, 1_000_000, 300)
+        wait_for_checkpoint(job)
+
+        def fill_until_saves_fail() -> bool:
+            fill(tmp_path / "checkpoints")
+            return len(failed_saves(job)) >= 3
+
+        assert wait_until(fill_until_saves_fail, 60), job.stdout + job.stderr
+        (tmp_path / "checkpoints" / "filling").unlink()
+        num_saved = len(saves(job))
+        assert wait_until(lambda: len(saves(job)) > num_saved, 60), job.stdout + job.stderr
+        assert job.process is not None
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 128 + signal.SIGTERM
+        done = result_of(job)
+        assert done["is_stopped"]
+        assert max(saved_steps(job)) == done["step"] <= weight_of(job, done["step"])
+    text = re.sub(r"step \d+", "step N", failed_saves(job)[0])
+    where = f"chief/0 on {job.result['tasks'][0]['node']}"
+    cause = f"The checkpoint of step N could not be written to {tmp_path}/checkpoints: No space left on device."
+    assert text == f"{where} could not save: {cause} {FULL}"
+    assert [task["starts"] for task in job.result["tasks"]] == [1, 1, 1, 1]
+
+
+def saves(job: Job) -> list[str]:
+    return [event["text"] for event in job.events if event["kind"] == "saved"]
+
+
+def failed_saves(job: Job) -> list[str]:
+    return [event["text"] for event in job.events if event["kind"] == "not_saved"]
 
 
 @pytest.mark.long
@@ -241,7 +362,7 @@ def test_stopped_training_saves_and_the_next_job_resumes(tmp_path: Path) -> None
     (tmp_path / "job").mkdir()
     job = Job(tmp_path / "job")
     start(job, 1_000_000, 300)
-    wait_for_checkpoint(job, 300)
+    wait_for_checkpoint(job)
     assert job.process is not None
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(60) == 128 + signal.SIGTERM

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tf4slurm.agent.script_processes import RULES, ScriptProcesses
-from tf4slurm.control.messages import BarrierArrival, ScriptState, ShardRequest
+from tf4slurm.control.messages import BarrierArrival, CheckpointState, ScriptState, ShardRequest
 from tf4slurm.control.shard_position import ShardPosition
 
 Event = tuple[str, "dict[str, Any] | None"]
@@ -51,11 +51,13 @@ def test_state_of_a_single_process_is_unchanged() -> None:
         workers_error="none can join",
         unusable_workers=((3, "no data"),),
         ps_bytes=(16, 4),
+        checkpoint=CheckpointState("saved/ckpt-3", 3),
         is_helper=True,
     )
     assert ScriptProcesses().update("a", state) == state
 
 
+SAVED = CheckpointState("saved/ckpt-3", 3)
 SAVES = {"handles_stop": True, "has_saved": True}
 HELPER = {"is_helper": True}
 OTHER = {"step": 1}  # a process that only reports
@@ -96,6 +98,7 @@ ORDER_FREE: list[tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, Any]
     ),
     ({"main": {"ps_bytes": (16, 4)}, "b": OTHER, "c": {}}, {"ps_bytes": (16, 4)}, {"ps_bytes": (16, 4)}),
     ({"main": {}, "b": {"ps_bytes": (16, 4)}}, {"ps_bytes": (16, 4)}, {"ps_bytes": (16, 4)}),
+    ({"main": {}, "b": {"checkpoint": SAVED}, "c": OTHER}, {"checkpoint": SAVED}, {"checkpoint": SAVED}),
     (
         {"main": {"metrics": (("loss", 1.0),)}, "b": {"metrics": (("accuracy", 2.0),)}},
         {},

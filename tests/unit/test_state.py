@@ -19,6 +19,7 @@ from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import (
     JOINING_RANK,
     BarrierArrival,
+    CheckpointState,
     DesiredState,
     ObservedState,
     Registration,
@@ -946,6 +947,77 @@ def test_stopped_job_has_the_grace_period() -> None:
     cure = " Give it more time with --grace-period."
     reason = f"The job was stopped: the launcher received SIGTERM. {CHIEF_WAS_ENDED}{cure}"
     assert job.outcome == Outcome(143, reason, is_stop=True)
+
+
+def test_stop_that_ends_a_save_names_the_newest_checkpoint_and_the_lost_steps() -> None:
+    job = Job(limits=GRACEFUL).train()
+    script = ScriptState(step=412, checkpoint=CheckpointState("saved/ckpt-300", 300))
+    job.send(0, "running", script=script)
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
+    job.turn(21)
+    lost = "The newest complete one is then saved/ckpt-300: the steps after 300, until step 412, are lost."
+    assert f"{CHIEF_WAS_ENDED} {lost} Give it more time" in job.outcome.reason
+
+
+def test_stop_that_ends_the_first_save_says_that_all_steps_are_lost() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.send(0, "running", script=ScriptState(step=12, checkpoint=CheckpointState()))
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
+    job.turn(21)
+    assert "No other is complete: the steps after 0, until step 12, are lost." in job.outcome.reason
+
+
+def test_stop_of_a_script_that_has_saved_its_last_step_names_no_lost_steps() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.send(0, "running", script=ScriptState(step=300, checkpoint=CheckpointState("saved/ckpt-300", 300)))
+    job.state.on_stop(signal.SIGTERM, "the launcher received SIGTERM", job.now)
+    job.turn(21)
+    assert "lost" not in job.outcome.reason
+
+
+def test_saves_are_events_and_a_slow_one_warns_once() -> None:
+    job = Job(limits=GRACEFUL).train()
+    state = CheckpointState("saved/ckpt-100", 100)
+    for seconds in (2.2, 10.5, 12.0):
+        state = dataclasses.replace(state, num_saves=state.num_saves + 1, seconds=seconds, num_bytes=1_600_000_000)
+        job.send(0, "running", script=ScriptState(checkpoint=state))
+    job.send(0, "running", script=ScriptState(step=7, checkpoint=state))
+    failed = dataclasses.replace(state, num_saves=4, error="The disk is full.")
+    job.send(0, "running", script=ScriptState(checkpoint=failed))
+    assert [text.partition(" saved ")[2] for text in job.texts("saved")] == [
+        "saved/ckpt-100 (1,600.0 MB in 2.2 s)",
+        "saved/ckpt-100 (1,600.0 MB in 10.5 s)",
+        "saved/ckpt-100 (1,600.0 MB in 12.0 s)",
+    ]
+    assert job.texts("not_saved") == ["chief/0 on n0 could not save: The disk is full."]
+    slow = "chief/0 on n0 took 10.5 s to save saved/ckpt-100. A stop leaves 20 s to save: give more with "
+    assert job.texts("warning") == [f"{slow}--grace-period 42."]
+    for rank in job.ranks:
+        job.end_child(rank, 0)
+    assert job.outcome.exit_code == 0
+    assert f"{slow}--grace-period 42." in job.state.watches.warnings
+    assert str(failed) == "saved/ckpt-100 (1,600.0 MB in 12.0 s). The last save failed: The disk is full"
+
+
+def test_warning_of_a_save_of_minutes_names_an_earlier_signal() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.send(0, "running", script=ScriptState(checkpoint=CheckpointState("saved/ckpt-1", 1, 1, 60.0)))
+    (text,) = job.texts("warning")
+    options = "--grace-period 240, and if Slurm sends the stop request before the time limit, --signal USR1@300."
+    assert text.endswith(f"give more with {options}")
+
+
+def test_second_checkpoints_object_of_a_script_is_no_save() -> None:
+    job = Job(limits=GRACEFUL).train()
+    job.send(0, "running", script=ScriptState(checkpoint=CheckpointState("saved/ckpt-1", 1, 1, 1.0)))
+    job.send(0, "running", script=ScriptState(checkpoint=CheckpointState("other/ckpt-7", 7, 1)))
+    assert len(job.texts("saved")) == 1
+
+
+def test_save_does_not_warn_without_a_grace_period() -> None:
+    job = Job().train()
+    job.send(0, "running", script=ScriptState(checkpoint=CheckpointState("saved/ckpt-1", 1, 1, 1000.0)))
+    assert job.kinds[-1] == "saved"
 
 
 @pytest.mark.parametrize("returncode", [0, 1, -15])

@@ -124,12 +124,15 @@ def _of_strategy(name: str) -> _Rule:
     return choose
 
 
-def _latest_ps_bytes(live: _Processes, ended: _Processes) -> tuple[int, ...]:
-    for processes in (live, ended):
-        found = [each for each in processes if each.state.ps_bytes]
-        if found:
-            return max(found, key=lambda each: each.last_change("ps_bytes")).state.ps_bytes
-    return ()
+def _latest(name: str) -> _Rule:
+    def choose(live: _Processes, ended: _Processes) -> Any:
+        for processes in (live, ended):
+            found = [each for each in processes if getattr(each.state, name)]
+            if found:
+                return getattr(max(found, key=lambda each: each.last_change(name)).state, name)
+        return getattr(_DEFAULT, name)
+
+    return choose
 
 
 def _all_helpers(live: _Processes, ended: _Processes) -> bool:
@@ -156,7 +159,8 @@ RULES: Mapping[str, tuple[_Rule, str]] = {
     "workers": (_of_strategy("workers"), "That of the process that last reported workers, a live one if possible."),
     "workers_error": (_of_strategy("workers_error"), "That of the same process."),
     "unusable_workers": (_of_strategy("unusable_workers"), "That of the same process."),
-    "ps_bytes": (_latest_ps_bytes, "That of the process that last reported them, a live one if possible."),
+    "ps_bytes": (_latest("ps_bytes"), "That of the process that last reported them, a live one if possible."),
+    "checkpoint": (_latest("checkpoint"), "That of the process that last reported it, a live one if possible."),
     "is_helper": (_all_helpers, "Whether all processes are helpers."),
 }
 """How to merge each field of `ScriptState`, by its name: a function of the live and the ended processes, and its

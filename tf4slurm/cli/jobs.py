@@ -22,7 +22,7 @@ from tf4slurm.jobs.formatting import as_sentence, format_count, format_number, s
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.schema import TaskStatus
 from tf4slurm.jobs.slurm_output import describe_slurm_output
-from tf4slurm.jobs.status import JobStatus, describe_variables
+from tf4slurm.jobs.status import JobStatus, describe_checkpoints, describe_variables
 from tf4slurm.jobs.status_reader import describe_progress
 from tf4slurm.system.typed_json import to_json
 
@@ -126,6 +126,8 @@ def _describe(job: JobStatus) -> list[str]:
         lines.append(f"STEP/S: {MEANING}")
     if variables := describe_variables(job.tasks):
         lines.append(f"Variables: {variables}.")
+    if checkpoints := describe_checkpoints(job.tasks):
+        lines.append(f"Checkpoint: {checkpoints}.")
     lines += [
         f"{task.task} reports no new step for {task.seconds_since_step:.0f} s: tf4slurm logs {word} {task.task}"
         for task in job.tasks

@@ -138,6 +138,34 @@ class ShardGrant:
 
 
 @dataclass(frozen=True)
+class CheckpointState:
+    """The state of a script's checkpoints, which `tf4slurm.tensorflow.Checkpoints` reports.
+
+    Attributes:
+        newest: Path of the newest complete checkpoint, such as "saved/ckpt-300". Empty if there is none.
+        step: The step of `newest`.
+        num_saves: Number of saves that have ended in this process, including those that failed.
+        seconds: Duration of the last save that succeeded. 0 if there was none in this process.
+        num_bytes: Size of its files in bytes.
+        error: Why the last save failed, as a sentence. Empty if it succeeded.
+    """
+
+    newest: str = ""
+    step: int = 0
+    num_saves: int = 0
+    seconds: float = 0.0
+    num_bytes: int = 0
+    error: str = ""
+
+    def __str__(self) -> str:
+        """Return the state for a terminal, such as "saved/ckpt-300 (1,600.0 MB in 2.2 s)"."""
+        text = self.newest or "none yet"
+        if self.seconds:
+            text += f" ({max(self.num_bytes / 1e6, 0.1):,.1f} MB in {self.seconds:.1f} s)"
+        return f"{text}. The last save failed: {self.error.removesuffix('.')}" if self.error else text
+
+
+@dataclass(frozen=True)
 class ScriptState:
     """The state that a script has reported by calling tf4slurm's functions.
 
@@ -156,6 +184,7 @@ class ScriptState:
         workers_error: The reason why the workers cannot change. Empty if they can, or if the chief has no strategy yet.
         unusable_workers: The index of each joined worker whose first closure failed, and the error of this closure.
         ps_bytes: The bytes of the variables that a chief has created on each ps, by index. Empty if unknown.
+        checkpoint: The state of the script's checkpoints. None if it has no `Checkpoints` object.
         is_helper: The process is a fork of another process of the script, or multiprocessing has started it.
     """
 
@@ -172,6 +201,7 @@ class ScriptState:
     workers_error: str = ""
     unusable_workers: tuple[tuple[int, str], ...] = ()
     ps_bytes: tuple[int, ...] = ()
+    checkpoint: CheckpointState | None = None
     is_helper: bool = False
 
 

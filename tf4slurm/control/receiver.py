@@ -176,6 +176,8 @@ class Receiver:
             state.progress.note_step(script.step)
             if before.step is None:
                 state.emit("first_step", record, f"reports step {script.step}, its first")
+        if script.checkpoint is not None and script.checkpoint != before.checkpoint:
+            state.on_checkpoint(record, script.checkpoint, before.checkpoint)
         state.scripts.on_script_state(record, before, state.now)
         state.scripts.note_end_of_training()
         state.end_stop_if_saved()

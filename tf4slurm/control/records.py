@@ -216,6 +216,8 @@ EVENT_KINDS = {
     "started": EventKind("The child process was started."),
     "serving": EventKind("The TensorFlow server of the child process answers."),
     "first_step": EventKind("The script has reported its first training step."),
+    "saved": EventKind("The script has saved a checkpoint.", is_in_timeline=True),
+    "not_saved": EventKind("A save of a checkpoint has failed. The script has logged the reason.", is_in_timeline=True),
     "blocked": EventKind("TensorFlow in the task waits for a task that has ended.", False, True),
     "unblocked": EventKind("This wait is over."),
     "barrier": EventKind("The task was the last at a barrier; the first had waited for 1 s or longer."),

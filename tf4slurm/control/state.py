@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tf4slurm.cluster import Address, Cluster, Task, format_tasks
 from tf4slurm.control import rules
 from tf4slurm.control.formation import find_local_address, not_attached, not_formed, spread_tasks
+from tf4slurm.control.messages import CheckpointState
 from tf4slurm.control.records import EVENT_KINDS, Failure, JobProgress, Outcome, Phase, TaskRecord
 from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLeave, AfterLoss, AfterStop, Completion, StopRequest
 from tf4slurm.control.script_calls import ScriptCalls
@@ -422,6 +423,16 @@ class JobState:
         """Return how many seconds of the grace period are left. None while no scripts save after a stop request."""
         return max(0.0, self._phase_deadline - now) if self.phase is Phase.STOPPING else None
 
+    def on_checkpoint(self, record: TaskRecord, new: CheckpointState, before: CheckpointState | None) -> None:
+        """Handle a change of the state of a script's checkpoints."""
+        if new.num_saves == (0 if before is None else before.num_saves):
+            return  # the script has created a `Checkpoints` object
+        if new.error:
+            self.emit("not_saved", record, f"could not save: {new.error}")
+        else:
+            self.emit("saved", record, f"saved {new}")
+            self._act_on(self.watches.check_save(record, new))
+
     def on_tick(self, now: float) -> None:
         """Check heartbeats and deadlines at the job time `now`. Call this several times per heartbeat interval."""
         self.now = now
@@ -496,15 +507,28 @@ class JobState:
         chief goes on, without ps and workers.
         """
         late = [each.name for each in rules.not_stopped(self.tasks.members)]
+        lost = self._describe_lost_steps()
         if late and self.spec.external_chief:
-            text = f"{late[0]} had not closed its cluster: what it had not saved is lost.{cure}"
+            text = f"{late[0]} had not closed its cluster: what it had not saved is lost.{lost}{cure}"
             stop = dataclasses.replace(stop, reason=f"{stop.reason} {text}")
         elif late:
             names = format_tasks(late[:_MOST_NAMED]) if len(late) <= _MOST_NAMED else f"{len(late)} tasks"
             had = "it had stopped by itself" if len(late) == 1 else "they had stopped by themselves"
-            text = f"{names} got SIGTERM before {had}: a checkpoint that was being saved may be incomplete.{cure}"
+            text = f"{names} got SIGTERM before {had}: a checkpoint that was being saved may be incomplete.{lost}{cure}"
             stop = dataclasses.replace(stop, reason=f"{stop.reason} {text}")
         self.decide(stop)
+
+    def _describe_lost_steps(self) -> str:
+        """Return which checkpoint is left, and which steps are lost, if a task had not saved before the stop ends it.
+
+        "" if the job's scripts have no `Checkpoints`, or if nothing is lost.
+        """
+        for record in rules.not_stopped(self.tasks.members):
+            script = record.observed.script
+            if (found := script.checkpoint) is not None and script.step is not None and script.step > found.step:
+                newest = f"The newest complete one is then {found.newest}" if found.newest else "No other is complete"
+                return f" {newest}: the steps after {found.step}, until step {script.step}, are lost."
+        return ""
 
     def _complete_if_done(self) -> None:
         if self.phase is not Phase.TRAINING:

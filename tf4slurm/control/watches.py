@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tf4slurm.control.idleness import IdleWatch
-from tf4slurm.control.messages import ScriptState
+from tf4slurm.control.messages import CheckpointState, ScriptState
 from tf4slurm.control.records import Failure, Outcome, TaskRecord
 from tf4slurm.control.waits import WaitWatch, describe_waits, group_waits
 from tf4slurm.errors import EXIT_NOT_FORMED, EXIT_TASK_LOST
@@ -15,6 +16,7 @@ from tf4slurm.spec.job_spec import JobSpec
 _SERVER_SECONDS = 60.0  # until a warning that no TensorFlow server runs; importing TensorFlow takes less
 _QUICK_SECONDS = 1.0  # Python alone takes 0.02 s, the import of TensorFlow more than a second
 _GROWTH = 2  # a warning of waits is repeated when so many times as many tasks wait
+_SIGNAL_SECONDS = 120  # from Slurm's signal to the time limit, as `tf4slurm submit --requeue` requests it
 _NEVER = float("inf")
 
 
@@ -181,7 +183,7 @@ class Watches:
         self._spec = spec
         self._idleness = IdleWatch()
         self._waits = WaitWatch(spec)
-        self._warnings: dict[str, str] = {}  # by subject: "servers", "idle", "work", or "waits" and the ended ranks
+        self._warnings: dict[str, str] = {}  # by subject, such as "servers", or "waits" and the ended ranks
         self._wait_counts: dict[frozenset[int], int] = {}  # tasks that waited at the last warning, by the ended ranks
         self._withdrawn: list[str] = []  # since the last check
 
@@ -215,7 +217,7 @@ class Watches:
             either = "either TensorFlow is still being imported, or "
             self._warn("servers", self.servers.describe(members, either=either), found)
         if self._idleness.is_due(now):
-            is_explained = any(subject != "idle" for subject in self._warnings)
+            is_explained = any(subject not in ("idle", "save") for subject in self._warnings)
             text_or_none = self._idleness.check(members, now, is_explained=is_explained)
             if text_or_none is not None and "idle" not in self._warnings:
                 self._warn("idle", text_or_none, found)
@@ -243,6 +245,19 @@ class Watches:
             found.vain_waits = {wait.record.rank: tuple(str(each.task) for each in wait.ended) for wait in waits}
             found.failure = self._waits.find_failure(waits, members, now)
 
+    def check_save(self, record: TaskRecord, checkpoint: CheckpointState) -> Findings:
+        """Warn once if a save took more than half of the grace period: that of a stop may not end in time."""
+        found, limit = Findings(), self._spec.grace_period_seconds
+        if limit and checkpoint.seconds > limit / 2 and "save" not in self._warnings:
+            option = "grace_period_seconds=" if self._spec.external_chief else "--grace-period "
+            seconds = math.ceil(4 * checkpoint.seconds)
+            text = f"{record} took {checkpoint.seconds:.1f} s to save {checkpoint.newest}. A stop leaves {limit:g} s "
+            text += f"to save: give more with {option}{seconds}"
+            if seconds > _SIGNAL_SECONDS:
+                text += f", and if Slurm sends the stop request before the time limit, --signal USR1@{seconds + 60}"
+            self._warn("save", f"{text}.", found)
+        return found
+
     def check_at_completion(self, members: Sequence[TaskRecord]) -> Findings:
         """When the job would end with success, check that a TensorFlow server has answered in it.
 
@@ -251,7 +266,7 @@ class Watches:
         """
         found = Findings()
         self._wait_counts.clear()
-        for subject in [each for each in self._warnings if each != "servers"]:
+        for subject in [each for each in self._warnings if each not in ("servers", "save")]:
             self._withdraw(subject)
         found.withdrawn, self._withdrawn = self._withdrawn, []
         if self.servers.lacks_servers(members):

@@ -241,6 +241,7 @@ def describe_task(
         seconds_since_step=progress.seconds_since_step(now),
         metrics=dict(script.metrics),
         variable_bytes=tasks.variable_bytes(record),
+        checkpoint=script.checkpoint,
         vain_waits=record.vain_waits,
         **vars(observed.usage),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tf4slurm.control.messages import KilledBy
+from tf4slurm.control.messages import CheckpointState, KilledBy
 from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.control.shard_leases import ShardProgress
@@ -128,6 +128,7 @@ class TaskStatus:
         seconds_since_step: Seconds since the last new step.
         metrics: Last value of each metric that the script reported. NaN and infinity are null.
         variable_bytes: Bytes of the variables on a ps; null if the chief's script makes its strategy without tf4slurm.
+        checkpoint: The state of the script's checkpoints; null if it has no `Checkpoints` object.
         memory_bytes: Resident memory of the child process and its descendants.
         cpu_seconds: Processor time of the child process and its descendants.
         sent_bytes: Bytes sent from the task's port.
@@ -159,6 +160,7 @@ class TaskStatus:
     seconds_since_step: float | None = None
     metrics: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     variable_bytes: int | None = None
+    checkpoint: CheckpointState | None = None
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     sent_bytes: int = 0

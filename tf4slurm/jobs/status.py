@@ -283,6 +283,11 @@ def describe_variables(tasks: Sequence[TaskStatus]) -> str:
     return format_list([f"{name} {format_bytes(num_bytes)}" for num_bytes, name in known], _MOST_PS)
 
 
+def describe_checkpoints(tasks: Sequence[TaskStatus]) -> str:
+    """Return the newest checkpoint of each task that has a `Checkpoints` object as text, or "" if none has one."""
+    return "; ".join(f"{task.task} {task.checkpoint}" for task in tasks if task.checkpoint is not None)
+
+
 def _find_state(
     job: KnownJob, entry: QueueEntry | None, files: JobFiles, warnings: list[str], ends: SlurmEnds
 ) -> tuple[str, int | None, str]:

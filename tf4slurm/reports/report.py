@@ -23,7 +23,7 @@ from tf4slurm.jobs.formatting import format_bytes, format_count, format_number, 
 from tf4slurm.jobs.logs import find_logs
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import JobFile, ResultFile
-from tf4slurm.jobs.status import describe_variables
+from tf4slurm.jobs.status import describe_checkpoints, describe_variables
 from tf4slurm.reports.advice import explain_failure, give_advice
 from tf4slurm.reports.charts import STEPS_CHART, make_charts
 from tf4slurm.reports.summary import JobSummary, JobUsage, TaskUsage, mean, measured, peak
@@ -216,6 +216,8 @@ def describe_job(summary: JobSummary) -> Iterator[tuple[str, object]]:
         yield _RATE, format_number(max(rates))
     if variables := describe_variables(summary.tasks):
         yield "variables", variables
+    if checkpoints := describe_checkpoints(summary.tasks):
+        yield "checkpoint", checkpoints
 
 
 def describe_versions(job: JobFile) -> dict[str, str]:

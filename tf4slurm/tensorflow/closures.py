@@ -21,13 +21,18 @@ from tf4slurm.errors import TrainingTimeoutError
 from tf4slurm.scripts.functions import should_stop
 
 CLOSURES_PER_WORKER = 2  # one runs while the next waits
+NOT_PARSED = "Unable to parse request"
+"""The message of a fault of TensorFlow 2.21 (EagerClusterFunctionLibraryRuntime::Run).
+
+While one thread sends the request of a function, another thread may instantiate a function for the first time. The
+vector that both use then moves in memory, and the request has arbitrary bytes as its device.
+"""
+MAX_NOT_PARSED = 10  # attempts to run a closure or a save; a request that is really invalid fails each time
 
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0  # leaves the rest of the grace period to the last checkpoint if a worker hangs
 _MAX_FETCHES = 3  # attempts to fetch a closure's result; each retry runs the closure again
-_NOT_PARSED = "Unable to parse request"
 _CAUSE_SECONDS = 5.0  # from a cancelled closure to the error of the closure that has failed
-_MAX_NOT_PARSED = 10  # attempts to run a closure; a request that is really invalid fails each time
 _Thread = Future[BaseException | None]
 _threads: weakref.WeakKeyDictionary[Any, list[_Thread]] = weakref.WeakKeyDictionary()
 """By coordinator, one future for each thread of the last `ClosureRunner.run`, until all of these threads have ended.
@@ -211,7 +216,7 @@ class ClosureRunner:
                     result = self._work.schedule(unit)
                 return fetch_result(result)
             except (tf.errors.InternalError, tf.errors.CancelledError) as error:
-                if not self._is_not_parsed(error) or attempts == _MAX_NOT_PARSED:
+                if not self._is_not_parsed(error) or attempts == MAX_NOT_PARSED:
                     raise
             except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InvalidArgumentError) as error:
                 # An InvalidArgumentError: another server, at the index of the lost worker, does not have the result.
@@ -225,21 +230,18 @@ class ClosureRunner:
     def _is_not_parsed(self, error: tf.errors.OpError) -> bool:
         """Return whether to run a closure again, because a worker could not parse a request.
 
-        The request may be that of another closure. While one thread sends the request of a function, another thread may
-        instantiate a function for the first time. The vector that both use then moves in memory, and the request has
-        arbitrary bytes as its device (EagerClusterFunctionLibraryRuntime::Run, TensorFlow 2.21). The coordinator raises
-        the error in `fetch` and in the next `schedule`, and cancels all other closures. All of these closures run
-        again.
+        The request may be that of another closure (see `NOT_PARSED`). The coordinator raises the error in `fetch` and
+        in the next `schedule`, and cancels all other closures. All of these closures run again.
         """
         with self._changed:
-            if _NOT_PARSED in str(error):
+            if NOT_PARSED in str(error):
                 self._has_not_parsed = True
                 self._changed.notify_all()
             elif isinstance(error, tf.errors.CancelledError):  # the thread of the failed closure may be slower
                 self._changed.wait_for(
                     lambda: self._has_not_parsed or self._errors or self._is_given_up, _CAUSE_SECONDS
                 )
-        is_other = isinstance(error, tf.errors.InternalError) and _NOT_PARSED not in str(error)
+        is_other = isinstance(error, tf.errors.InternalError) and NOT_PARSED not in str(error)
         return self._has_not_parsed and not (is_other or self._errors or self._is_given_up)
 
 

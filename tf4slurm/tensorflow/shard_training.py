@@ -284,7 +284,7 @@ class _ShardRun:
         if not self._num_in_hand:
             self.is_over = True  # all shards of all processes are done, or the job was asked to stop
         if self._checkpoints is not None and (self._checkpoints.is_due() or self._step() >= self._next_save):
-            self._checkpoints.save()
+            self._checkpoints.begin_save()
             self._next_save = self._find_next_save()
 
     def _report_done(self) -> None:

@@ -191,7 +191,7 @@ def run_closures(
     expected_steps = max(last_step - first_step, first_step)
     scheduler = StepScheduler(count_tasks("worker"), steps_per_call, closure.last_steps, expected_steps=expected_steps)
     work = _StepWork(coordinator, closure, inputs, step, scheduler)
-    done = _StepRun(work, checkpoints, timeout_seconds, observe).run(steps, save_at)
+    done = _StepRun(work, checkpoints, timeout_seconds, observe, last_step).run(steps, save_at)
     closure.last_steps = scheduler.closure_steps
     return done
 
@@ -291,9 +291,11 @@ class _StepRun:
     checkpoints: Checkpoints | None
     timeout_seconds: float
     observe: Callable[[int, int, dict[str, Any]], bool]
+    last_step: int  # of the whole training
     observed: int = 0
     observed_at: float = 0.0
     is_ended: bool = False  # `observe` has returned True
+    save_step: int | None = None  # the next step at which `every_steps` requires a save
 
     def run(self, steps: int, save_at: int) -> StepsDone:
         started = time.monotonic()
@@ -301,15 +303,15 @@ class _StepRun:
         step = int(counter.numpy())
         is_stopped = False
         if checkpoints is not None and step >= save_at:  # closures of an earlier, interrupted call have reached it
-            checkpoints.save()
+            self._save(step)
+        self.save_step = None if checkpoints is None else checkpoints.next_due(step)
         while step < steps and not is_stopped and not self.is_ended:
-            due = None if checkpoints is None else checkpoints.next_due(step)
-            target = min(steps, due or steps)
+            pauses = checkpoints is not None and checkpoints.consistent
+            target = min(steps, (self.save_step or steps) if pauses else steps)
             is_stopped = self._run_until(scheduler.completed + target - step, step - scheduler.completed)
             step = int(counter.numpy())  # above the target if steps of a lost worker ran again
-            is_due = step >= min(save_at, due or save_at) or is_stopped or self.is_ended
-            if checkpoints is not None and (is_due or checkpoints.is_due()):
-                checkpoints.save()
+            if checkpoints is not None and (step >= save_at or is_stopped or self.is_ended or self._is_due(step)):
+                self._save(step, is_last=is_stopped or self.is_ended)
         sums = {name: total for name, total in scheduler.sums.items() if isinstance(total, float)}
         means = {name: total / scheduler.completed for name, total in sums.items()}
         return StepsDone(step, tuple(scheduler.steps_by_worker), means, is_stopped, time.monotonic() - started)
@@ -332,8 +334,27 @@ class _StepRun:
         self._observe(first_step)
         self.observed_at = time.monotonic()
         self.work.scheduler.set_workers(count_tasks("worker"))
-        if self.checkpoints is not None and self.checkpoints.is_due():
-            self.work.scheduler.stop()
+        if self.checkpoints is not None and self._is_due(first_step + self.observed):
+            if self.checkpoints.consistent:
+                self.work.scheduler.stop()
+            else:
+                self.checkpoints.begin_save()
+                self.save_step = self.checkpoints.next_due(first_step + self.observed)
+
+    def _is_due(self, step: int) -> bool:
+        assert self.checkpoints is not None
+        return self.checkpoints.is_due() or (self.save_step is not None and step >= self.save_step)
+
+    def _save(self, step: int, *, is_last: bool = False) -> None:
+        """Save while no closure runs. If the training goes on with `fit`'s next epoch, it need not wait for the end."""
+        assert self.checkpoints is not None
+        if is_last or step >= self.last_step:
+            self.checkpoints.save()
+        else:
+            self.checkpoints.begin_save()
+            if self.checkpoints.consistent:
+                self.checkpoints.finish_save()
+        self.save_step = self.checkpoints.next_due(step)
 
     def _observe(self, first_step: int) -> None:
         completed, sums = self.work.scheduler.snapshot()

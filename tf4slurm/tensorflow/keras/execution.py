@@ -224,8 +224,11 @@ class InThisProcess:
             is_done = is_ended if self.is_alone else ends > 0
             if checkpoints is not None and self.is_first and not is_stopped:
                 due = checkpoints.next_due(step - count)
-                if step >= epoch_end or checkpoints.is_due() or (due is not None and step >= due):
+                if step >= last_step:
                     checkpoints.save()
+                elif step >= epoch_end or checkpoints.is_due() or (due is not None and step >= due):
+                    checkpoints.begin_save()  # if it fails, it logs a warning
+                    checkpoints.finish_save()
         if checkpoints is not None and self.is_first and (is_stopped or is_done):
             checkpoints.save()
         return is_stopped

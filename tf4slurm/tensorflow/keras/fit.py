@@ -28,6 +28,18 @@ from tf4slurm.tensorflow.keras.step import KerasStep, build
 from tf4slurm.tensorflow.keras.tensorboard import TensorBoardSteps
 
 _REPORT_SECONDS = 0.5  # least time between reports of steps to the job
+_READERS = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.TerminateOnNaN,
+)
+"""Callbacks that change no variable between two epochs but the learning rate. EarlyStopping may restore weights."""
 
 
 @explain_keras_arguments
@@ -155,6 +167,8 @@ class _Training:
             is_stopped, logs = self._train_epoch(step_fn, epoch, listed, epochs * self.steps)
             if is_stopped:
                 break
+            if self.checkpoints is not None and any(map(_may_change_variables, self.callbacks)):
+                self.checkpoints.finish_save()
             if self.validation is not None and (epoch + 1) % validation_freq == 0:
                 validated = {f"val_{name}": value for name, value in self.validation.run(listed).items()}
                 self._report(validated)
@@ -162,6 +176,8 @@ class _Training:
             listed.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
+        if self.checkpoints is not None and self.execution.is_first and model.stop_training:
+            self.checkpoints.save()
         if is_stopped:  # BackupAndRestore would delete its files, as after a complete training
             listed.callbacks = [
                 each for each in listed.callbacks if not isinstance(each, keras.callbacks.BackupAndRestore)
@@ -229,3 +245,8 @@ class _Training:
         if self.execution.is_first and logs:
             numbers = {name: value for name, value in logs.items() if name != "step" and not np.ndim(value)}
             report(step=int(self.counter.numpy()) if step is None else step, **numbers)
+
+
+def _may_change_variables(callback: Any) -> bool:
+    """Return whether a callback may change variables after an epoch. It may if it is not a class of `_READERS`."""
+    return type(callback) not in _READERS or bool(getattr(callback, "restore_best_weights", False))
