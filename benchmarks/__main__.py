@@ -47,6 +47,7 @@ from benchmarks.table import summary, text_table
 from benchmarks.training import measure_training, measure_training_on_slurm
 from benchmarks.training_steps import measure_steps
 from benchmarks.watching import measure_status
+from benchmarks.workers import measure_workers
 
 Measurement = Callable[[Path], list[Figure]]
 MEASUREMENTS: dict[str, Measurement] = {
@@ -73,6 +74,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "fit accuracy": lambda directory: measure_fit_accuracy(directory, 5),
     "accuracy": lambda directory: measure_accuracy(directory, 5),
     "recommender": measure_recommender,
+    "workers": lambda directory: measure_workers(directory, 5),
     "slow worker": lambda directory: measure_slow_worker(directory, 5),
     "infiniband": measure_infiniband,
     "imports": lambda directory: measure_imports(11),

@@ -26,7 +26,6 @@ from tests.tensorflow.elastic_cluster import ElasticCluster  # isort: skip  # se
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator.cluster_coordinator import Closure
-from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
 import tf4slurm
 from tests.processes import wait_until
@@ -34,6 +33,7 @@ from tf4slurm.cluster import Address
 from tf4slurm.errors import ParameterServerLostError
 from tf4slurm.network.reachability import is_answering
 from tf4slurm.tensorflow import run_shards, run_steps, worker_files
+from tf4slurm.tensorflow.closures import _Result
 
 STEPS_PER_CALL = 4
 
@@ -352,18 +352,18 @@ def stopped_workers_move_and_return() -> None:
 def results_of_a_moved_worker() -> None:
     """Fetch the result of a step after its worker was killed, and another server has taken the worker's place."""
     cluster = ElasticCluster(2)
-    copy = RemoteValueImpl._copy_to_local
+    get = _Result.get
     moved, held = threading.Event(), threading.Event()
 
-    def copy_late(value: Any) -> Any:
-        if not held.is_set() and "task:0" in tf.nest.flatten(value._values)[0].device:
+    def get_late(result: Any) -> Any:
+        if not held.is_set() and "task:0" in tf.nest.flatten(result._values)[0].device:
             held.set()
             assert moved.wait(60)
-        return copy(value)
+        return get(result)
 
     training = Training(cluster)
     training.wait_for_steps(0, 1)
-    RemoteValueImpl._copy_to_local = copy_late
+    _Result.get = get_late  # type: ignore[method-assign,assignment]
     assert held.wait(60)
     step = int(training.counter.numpy())
     assert wait_until(lambda: int(training.counter.numpy()) >= step + 4 * STEPS_PER_CALL, 60), "the held step is done"

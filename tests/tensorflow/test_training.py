@@ -8,8 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,6 @@ from tests.jobs import Job
 from tests.processes import child_of, wait_until
 
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
-
-from tensorflow.python.distribute.coordinator.values import RemoteValueImpl  # noqa: E402
-
-from tf4slurm.tensorflow.closures import fetch_result  # noqa: E402
 
 TRAINING = Path(__file__).with_name("training.py")
 ROLES = ("--ps", "1", "--workers", "2")
@@ -378,17 +372,3 @@ def test_stopped_training_saves_and_the_next_job_resumes(tmp_path: Path) -> None
     assert done["steps"] == 100
     assert done["step"] == done["weight"] == stopped["step"] + 100
     assert (tmp_path / "checkpoints" / f"ckpt-{done['step']}.index").exists()
-
-
-def test_error_of_a_closure_is_raised_if_it_comes_while_its_result_is_fetched() -> None:
-    """As in the coordinator: a thread fetches the result, fails, and sets the error while another thread waits."""
-    result = RemoteValueImpl(None, None)
-    result._set_values(tf.constant(1))
-    with ThreadPoolExecutor(1) as thread:
-        with result._has_fetched_to_local_lock:
-            fetched = thread.submit(fetch_result, result)
-            time.sleep(0.2)
-            assert not fetched.done()
-            result._set_error(tf.errors.CancelledError(None, None, "another closure has failed"))
-        with pytest.raises(tf.errors.CancelledError, match="another closure"):
-            fetched.result(10)

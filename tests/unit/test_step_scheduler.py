@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tf4slurm.tensorflow.step_scheduler import CLOSURE_SECONDS, StepScheduler
 
 
@@ -73,3 +75,31 @@ def test_scheduler_starts_with_the_size_of_an_earlier_one() -> None:
     later = StepScheduler(1, closure_steps=scheduler.closure_steps, expected_steps=100)
     later.set_limit(100)
     assert later.take(1_000) == 32
+
+
+@pytest.mark.parametrize("num_workers", [64, 256, 500])
+@pytest.mark.parametrize("step_seconds", [0.01, 0.2, 1.0, 4.0])
+def test_many_workers_run_at_most_100_closures_a_second(num_workers: int, step_seconds: float) -> None:
+    scheduler = StepScheduler(num_workers, expected_steps=10_000_000)
+    scheduler.set_limit(10_000_000)
+    now = 0.0
+    for _ in range(20):  # rounds in which each worker runs a closure
+        taken = [scheduler.take(64) for _ in range(num_workers)]
+        now += taken[0] * step_seconds
+        for worker, steps in enumerate(taken):
+            scheduler.add_completed(worker, steps, {}, now - 1e-3 * (num_workers - worker))
+    closure_seconds = scheduler.take(64) * step_seconds
+    assert num_workers / closure_seconds <= 101 or step_seconds == 0.01  # at most 64 steps
+    assert closure_seconds <= max(2 * num_workers / 100, step_seconds)
+
+
+def test_long_steps_are_not_limited_by_their_graph() -> None:
+    for step_seconds, expected in ((0.05, 1), (0.2, 16)):
+        scheduler = StepScheduler(256, expected_steps=10_000_000)
+        scheduler.set_limit(10_000_000)
+        now = 0.0
+        for _ in range(3_000):
+            steps = scheduler.take(1)
+            now += steps * step_seconds / 256
+            scheduler.add_completed(0, steps, {}, now)
+        assert scheduler.take(1) == expected

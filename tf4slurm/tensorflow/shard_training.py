@@ -15,7 +15,7 @@ from tf4slurm.control.shard_leases import MAX_CAPACITY
 from tf4slurm.scripts.data_shards import DataShards, Shard
 from tf4slurm.scripts.functions import should_stop
 from tf4slurm.tensorflow.checkpoints import Checkpoints
-from tf4slurm.tensorflow.closures import CLOSURES_PER_WORKER, ClosureRunner, count_tasks, wait_for_closures
+from tf4slurm.tensorflow.closures import ClosureRunner, count_tasks, wait_for_closures
 from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
 from tf4slurm.tensorflow.keras.limits import install_keras_limits
 from tf4slurm.tensorflow.step_closure import FunctionStep
@@ -23,6 +23,7 @@ from tf4slurm.tensorflow.strategy import allow_exit_without_workers
 from tf4slurm.tensorflow.training import StepReporter, StepsDone, translate_errors
 
 _SHARDS_IN_HAND = 2  # that `shard_batches` leases at a time: it reads the second while the first is trained
+_SHARDS_PER_WORKER = 2  # that `run_shards` leases: a worker trains one while the next waits
 _MAX_NUMBERS = 100  # that step_fn may return
 
 
@@ -168,22 +169,22 @@ class _ShardClosure:
         self._train_files = tf.function(lambda paths: self._train(tf.data.Dataset.from_tensor_slices(paths)), [files])
         self._train_rows = tf.function(lambda rows: self._train(tf.data.Dataset.range(*tf.unstack(rows))), [rows])
 
-    def schedule(self, shard: Shard) -> Any:
+    def make(self, shard: Shard, make: Callable[..., Any]) -> Any:
         with explain_large_array("The function of a shard"):
             if shard.files:
-                return self.coordinator.schedule(self._train_files, args=(tf.constant(_encode(shard.files)),))
+                return make(self._train_files, tf.constant(_encode(shard.files)))
             rows = (shard.rows.start, shard.rows.stop, shard.rows.step)
-            return self.coordinator.schedule(self._train_rows, args=(tf.constant(rows, tf.int64),))
+            return make(self._train_rows, tf.constant(rows, tf.int64))
 
-    def split(self, result: Any) -> tuple[int, int, dict[str, float]]:
-        """Split a fetched result of `_train` into the worker's index, the number of steps, and the sums by name."""
-        worker, steps, *sums = result
-        return int(worker), int(steps), {name: float(total) for name, total in zip(self._names, sums, strict=False)}
+    def split(self, result: Any) -> tuple[int, dict[str, float]]:
+        """Split a result of `_train` into the number of steps and the sums by name."""
+        steps, *sums = result
+        return int(steps), {name: float(total) for name, total in zip(self._names, sums, strict=False)}
 
     def _train(self, items: tf.data.Dataset) -> Any:
         """Train the shard whose paths or row numbers are `items`. Return one tensor.
 
-        The tensor has the worker's index, the number of steps, and the sum of each value that the steps return.
+        The tensor has the number of steps, and the sum of each value that the steps return.
         """
         iterator = iter(self._read(items).prefetch(tf.data.AUTOTUNE))
 
@@ -199,8 +200,7 @@ class _ShardClosure:
         _, steps, sums = tf.while_loop(lambda more, *_: more, train_batch, start, parallel_iterations=1)
         graph = tf.compat.v1.get_default_graph()
         tf.autograph.experimental.do_not_convert(check_arrays)("The function of a shard", graph)
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return tf.concat([tf.cast([worker, steps], tf.float64), sums], axis=0)
+        return tf.concat([tf.cast([steps], tf.float64), sums], axis=0)
 
     def _train_batch(self, batch: Any) -> Any:
         sums = self._step.reduce(self._strategy, self._strategy.run(self._step, args=({}, batch)))
@@ -233,7 +233,7 @@ class _ShardRun:
         runner = ClosureRunner(self._closure.coordinator, self, self._timeout_seconds)
         self._next_save = self._find_next_save()
         try:
-            is_stopped = runner.run(self._poll)
+            is_stopped = runner.run(lambda: self._poll(runner.num_workers))
         finally:
             self._report_done()
         if self._checkpoints is not None:
@@ -252,11 +252,11 @@ class _ShardRun:
         self.is_over = True
         self._waiting.clear()  # these shards remain leased, and are not done
 
-    def schedule(self, shard: Shard) -> Any:
-        return self._closure.schedule(shard)
+    def make_closure(self, shard: Shard, make: Callable[..., Any]) -> Any:
+        return self._closure.make(shard, make)
 
-    def complete(self, shard: Shard, result: Any) -> None:
-        worker, steps, sums = self._closure.split(result)
+    def complete(self, shard: Shard, worker: int, result: Any) -> None:
+        steps, sums = self._closure.split(result)
         self._steps_by_worker += [0] * (worker + 1 - len(self._steps_by_worker))
         self._steps_by_worker[worker] += steps
         for name, total in sums.items():
@@ -274,10 +274,10 @@ class _ShardRun:
 
     # Methods that run in the caller's thread
 
-    def _poll(self) -> None:
+    def _poll(self, num_workers: int) -> None:
         """Report the shards that are done, lease the next ones, and save a checkpoint if it is due."""
         self._report_done()
-        capacity = min(CLOSURES_PER_WORKER * max(count_tasks("worker"), 1), MAX_CAPACITY)
+        capacity = min(_SHARDS_PER_WORKER * num_workers, MAX_CAPACITY)
         while not self.is_over and (shard := self._shards.take(capacity, wait=not self._num_in_hand)) is not None:
             self._num_in_hand += 1
             self._waiting.append(shard)

@@ -19,27 +19,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READS = ("ReadVariableOp", "ResourceGather")  # stateful operations that change no variable
-_MAX_STEPS = 64
 _MAX_OPERATIONS = 5_000  # except constants and placeholders: such a graph takes 2 to 3 s to trace and send
 
 
 class StepClosure:
     """A tf.function that runs several steps on a worker.
 
-    The function returns the worker's index, and the sums of the values that the steps return. Its graph contains the
-    step several times, because this is fastest. Steps per second, measured with a 4-byte variable on a ps: 170 with one
-    step per closure, 1,100 with 32 copies of the step, 630 with 32 calls of a function for one step, and 620 with a
-    TensorFlow loop, because the ps takes part in each iteration.
+    Its result is the sums of the values that the steps return. Its graph contains the step several times, because this
+    is fastest. Steps per second, measured with a 4-byte variable on a ps: 170 with one step per closure, 1,100 with 32
+    copies of the step, 630 with 32 calls of a function for one step, and 620 with a TensorFlow loop, because the ps
+    takes part in each iteration. With more steps than `max_copies` the graph has calls.
 
     Attributes:
         function: The tf.function. Its arguments are the number of steps and the iterators of the datasets.
-        max_steps: The largest number of steps for one closure, at most 64, so that the graph stays small. It is 1 until
+        max_copies: The largest number of copies of the step for one graph, so that the graph stays small. It is 1 until
             a step has been traced.
         last_steps: The number of steps per closure at the end of the last call of `run_closures`, at first 1.
     """
 
     def __init__(self, strategy: Any, step: KerasStep | FunctionStep, counter: tf.Variable) -> None:
-        self.max_steps = 1
+        self.max_copies = 1
         self.last_steps = 1
         self._shapes: dict[str, tuple[int, ...]] | None = None  # shape of each sum, in the order of the result
         self._has_warned = False
@@ -47,35 +46,38 @@ class StepClosure:
         self._step = step
         self._counter = counter
         self.function = tf.function(self._trace)
+        self._called_step = tf.function(self._trace_step)
 
     def _trace(self, count: int, *iterators: Any) -> Any:
         graph = tf.compat.v1.get_default_graph()
         sums: dict[str, Any] = {}
+        is_known = self._shapes is not None  # a step has been traced
+        step = self._called_step if is_known and count > self.max_copies else self._trace_step
         for _ in range(count):
-            sums = self._trace_step(graph, sums, iterators)
+            sums = step(sums, iterators)
         sums = self._step.reduce(self._strategy, sums)
         _check_names(sums, self._shapes)
         self._shapes = {name: tuple(total.shape) for name, total in sums.items()}
         # AutoGraph would warn that it cannot convert the logger
         tf.autograph.experimental.do_not_convert(self._warn_of_variables_outside)(graph)
         tf.autograph.experimental.do_not_convert(check_arrays)("The step", graph)
-        worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-        return tf.concat([tf.reshape(tf.cast(each, tf.float64), [-1]) for each in (worker, *sums.values())], axis=0)
+        none = tf.zeros([0], tf.float64)
+        return tf.concat([none, *(tf.reshape(tf.cast(each, tf.float64), [-1]) for each in sums.values())], axis=0)
 
-    def split(self, result: Any) -> tuple[int, dict[str, Any]]:
-        """Split a fetched result into the worker's index and the sums by name, which are floats or numpy arrays."""
-        worker, rest = int(result[0]), result[1:]
-        sums = {}
+    def split(self, result: Any) -> dict[str, Any]:
+        """Split a result into the sums by name, which are floats or numpy arrays."""
+        sums, rest = {}, result
         for name, shape in (self._shapes or {}).items():
             size = math.prod(shape)
             sums[name], rest = rest[:size].reshape(shape) if shape else float(rest[0]), rest[size:]
-        return worker, sums
+        return sums
 
-    def _trace_step(self, graph: Any, sums: dict[str, Any], iterators: Any) -> dict[str, Any]:
-        """Add a step and an increment of the counter to the graph, and set `max_steps` by the size of the step.
+    def _trace_step(self, sums: dict[str, Any], iterators: Any) -> dict[str, Any]:
+        """Add a step and an increment of the counter to the graph, and set `max_copies` by the size of the step.
 
         Return `sums` plus the values that the step returns.
         """
+        graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         batch = [next(iterator) for iterator in iterators]
         sums = self._strategy.run(self._step, args=(sums, *batch))
@@ -85,7 +87,7 @@ class StepClosure:
             self._counter.assign_add(1)
         size = sum(each.type not in ("Const", "Placeholder") for each in operations)
         copies = tf.autograph.experimental.do_not_convert(max_copies)(operations)
-        self.max_steps = max(1, min(_MAX_OPERATIONS // max(size, 1), copies, _MAX_STEPS))
+        self.max_copies = max(1, min(_MAX_OPERATIONS // max(size, 1), copies))
         return sums
 
     def _warn_of_variables_outside(self, graph: Any) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 CLOSURE_SECONDS = 0.25
-"""The duration in seconds that a closure should have, unless `steps_per_call` is given.
+"""The duration in seconds that a closure should have at most, unless `steps_per_call` is given.
 
-The chief's work of some milliseconds per closure is then negligible. A stop request waits for at most two closures per
-worker, and a killed worker loses at most two closures.
+The chief's work of some milliseconds per closure is then negligible. A stop request waits for one closure of each
+worker. A lost worker loses one.
 """
+
+CLOSURES_PER_SECOND = 100
+"""The most closures per second of all workers together, unless a step is longer or `steps_per_call` is given.
+
+With more than 25 workers closures are longer than CLOSURE_SECONDS: between 2.5 and 5 s with 250 workers.
+"""
+
+_MAX_STEPS = 64  # of a closure
+_LONG_STEP_SECONDS = 0.1  # to call a function for such a step, in place of a copy of the step, costs about 1 %
 
 _MAX_GROWTH = 8  # factor between closures: few sizes are traced, but closures are short until the speed is known
 _STEPS_PER_COPY = 100  # with fewer expected steps per step in a closure, tracing takes longer than it saves
@@ -47,6 +57,7 @@ class StepScheduler:
         self._max_closure_steps = max(closure_steps, _round_down_to_power(expected_steps // _STEPS_PER_COPY), 1)
         self._scheduled = 0
         self._limit = 0
+        self._are_steps_long = False
         self._lock = threading.Lock()
         self.num_workers = 0
         self._recent: collections.deque[tuple[float, int]] = collections.deque()
@@ -75,14 +86,16 @@ class StepScheduler:
         with self._lock:
             self._limit = self._scheduled
 
-    def take(self, max_steps: int) -> int:
+    def take(self, max_copies: int) -> int:
         """Give out steps for the next closure. Return their number, or 0 if the limit is reached.
 
-        The number is `steps_per_call`, or a power of two up to `max_steps`. If fewer steps remain, they are split into
-        powers of two, because TensorFlow traces a graph for each number of steps.
+        The number is `steps_per_call`, or a power of two up to `max_copies`, the number of copies of the step that a
+        graph may have. If a step takes long, it is up to 64. If fewer steps remain, they are split into powers of two,
+        because TensorFlow traces a graph for each number of steps.
         """
         with self._lock:
             rest = self._limit - self._scheduled
+            max_steps = _MAX_STEPS if self._are_steps_long else min(max_copies, _MAX_STEPS)
             steps = self._steps_per_call or _round_down_to_power(min(self.closure_steps, max_steps))
             steps = steps if steps <= rest else _round_down_to_power(rest)
             self._scheduled += steps
@@ -110,14 +123,18 @@ class StepScheduler:
     def _choose_size(self) -> None:
         """Set `closure_steps` to a power of two with which a closure takes at most CLOSURE_SECONDS.
 
-        If a single step takes longer, set it to 1. It grows at most 8-fold at a time.
+        It is greater if all workers would run more than CLOSURES_PER_SECOND. If a single step takes longer, it is 1. It
+        grows at most 8-fold at a time.
         """
         num_workers = self.num_workers
         seconds = self._recent[-1][0] - self._recent[0][0]
         if len(self._recent) > num_workers and seconds > 0:
             steps_per_second = sum(steps for _, steps in list(self._recent)[1:]) / seconds / num_workers
-            steps = min(int(steps_per_second * CLOSURE_SECONDS), _MAX_GROWTH * self.closure_steps)
-            self.closure_steps = _round_down_to_power(max(1, min(steps, self._max_closure_steps)))
+            self._are_steps_long = steps_per_second * _LONG_STEP_SECONDS <= 1
+            few = math.ceil(steps_per_second * num_workers / CLOSURES_PER_SECOND)
+            steps = max(_round_down_to_power(int(steps_per_second * CLOSURE_SECONDS)), 2 ** (few - 1).bit_length())
+            steps = min(steps, _MAX_GROWTH * self.closure_steps, self._max_closure_steps)
+            self.closure_steps = _round_down_to_power(max(1, steps))
 
 
 def _round_down_to_power(number: int) -> int:

@@ -98,9 +98,9 @@ def run_steps(
 ) -> StepsDone:
     """Train until the step counter reaches `steps`, which includes the steps of a restored checkpoint.
 
-    The counter counts the steps that were applied completely. A lost worker's closures run again on another worker,
-    including the steps already applied: up to half a second of steps, or two times `steps_per_call`. So the counter may
-    exceed `steps`. A restarted worker reads its dataset from the start.
+    The counter counts the steps that were applied completely. A lost worker's closure runs again on another worker,
+    including the steps already applied. So the counter may exceed `steps`. A restarted worker reads its dataset from
+    the start.
 
     run_steps reports the step, the loss and other values to the job (`tf4slurm.report`). After a stop request, it waits
     at most 10 s for running closures, saves a checkpoint, and returns. After an error or Ctrl-C, it also waits at most
@@ -117,8 +117,9 @@ def run_steps(
             without checkpoints a new variable that starts at 0).
         checkpoints: The checkpoints to save when due, on a stop request, and at the end.
         steps_per_call: Number of steps per closure. The time to trace a closure grows with it. By default, a closure
-            takes about 0.25 s, or less if the step is a large graph or the training is short. The chief's work is then
-            negligible, and a stop or a lost worker costs little.
+            takes up to 0.25 s, less if the training is short, and with more than 25 workers longer, so that all workers
+            together run at most 100 closures a second. A stop waits for one closure of each worker, and a lost worker
+            repeats one.
         timeout_seconds: Longest time in seconds in which no closure completes, including tracing (default 600).
 
     Raises:
@@ -260,18 +261,17 @@ class _StepWork:
         return True  # always, if `take` returns None: the limit is set before a run, and never rises during it
 
     def take(self) -> int | None:
-        return self.scheduler.take(self.closure.max_steps) or None
+        return self.scheduler.take(self.closure.max_copies) or None
 
     def stop(self) -> None:
         self.scheduler.stop()
 
-    def schedule(self, steps: int) -> Any:
+    def make_closure(self, steps: int, make: Callable[..., Any]) -> Any:
         with explain_large_array("The step"):
-            return self.coordinator.schedule(self.closure.function, args=(steps, *self.inputs))
+            return make(self.closure.function, steps, *self.inputs)
 
-    def complete(self, steps: int, result: Any) -> None:
-        worker, sums = self.closure.split(result)
-        self.scheduler.add_completed(worker, steps, sums)
+    def complete(self, steps: int, worker: int, result: Any) -> None:
+        self.scheduler.add_completed(worker, steps, self.closure.split(result))
 
     def check_ps(self) -> None:
         self.counter.numpy()
@@ -324,16 +324,16 @@ class _StepRun:
         """
         self.work.scheduler.set_limit(limit)
         runner = ClosureRunner(self.work.coordinator, self.work, self.timeout_seconds)
-        is_stopped = runner.run(lambda: self._poll(first_step))
+        is_stopped = runner.run(lambda: self._poll(first_step, runner.num_workers))
         self._observe(first_step)
         return is_stopped
 
-    def _poll(self, first_step: int) -> None:
+    def _poll(self, first_step: int, num_workers: int) -> None:
         if time.monotonic() < self.observed_at + _OBSERVE_SECONDS:
             return
         self._observe(first_step)
         self.observed_at = time.monotonic()
-        self.work.scheduler.set_workers(count_tasks("worker"))
+        self.work.scheduler.set_workers(num_workers)
         if self.checkpoints is not None and self._is_due(first_step + self.observed):
             if self.checkpoints.consistent:
                 self.work.scheduler.stop()

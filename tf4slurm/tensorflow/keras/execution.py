@@ -103,7 +103,7 @@ class OnWorkers:
         """
         if on == "chief":
             return [_to_numpy(function(tf.constant(0, tf.int64)))]
-        work = _EvaluationWork(self._coordinator, function, self.count_parts(on))
+        work = _EvaluationWork(function, self.count_parts(on))
         ClosureRunner(self._coordinator, work, self._timeout_seconds).run(ends_at_stop=False)
         return [result for _, result in sorted(work.results.items())]
 
@@ -118,9 +118,8 @@ class OnWorkers:
 class _EvaluationWork:
     """The parts of an evaluation or prediction. Each is a unit of work of a `ClosureRunner`."""
 
-    def __init__(self, coordinator: Any, function: Any, count: int) -> None:
+    def __init__(self, function: Any, count: int) -> None:
         self.results: dict[int, Any] = {}
-        self._coordinator = coordinator
         self._function = function
         self._waiting = list(reversed(range(count)))
 
@@ -134,10 +133,10 @@ class _EvaluationWork:
     def stop(self) -> None:
         self._waiting.clear()
 
-    def schedule(self, index: int) -> Any:
-        return self._coordinator.schedule(self._function, args=(tf.constant(index, tf.int64),))
+    def make_closure(self, index: int, make: Callable[..., Any]) -> Any:
+        return make(self._function, tf.constant(index, tf.int64))
 
-    def complete(self, index: int, result: Any) -> None:
+    def complete(self, index: int, worker: int, result: Any) -> None:
         self.results[index] = result
 
     def check_ps(self) -> None:
