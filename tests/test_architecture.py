@@ -26,6 +26,8 @@ LAYERS = [[name.rstrip("/") for name in re.findall(r"`([^`]+)`", row)] for row i
 USERS_OF_TENSORFLOW = {"shutdown", "DistributedTFQueueHook", "clusters.base", "clusters.launcher_process"}
 """Those that import it through the package tensorflow."""
 
+PRELOADED = {path.stem for path in (PACKAGE / "preload").glob("*.py")}
+
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     for path in PACKAGE.rglob("*.py")
@@ -41,9 +43,12 @@ def imports_of(module: str) -> set[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: imports are absolute"
+            package = module.partition(".")[0]
+            # The files of the preloader run with a Python that may have another tf4slurm, or none.
+            assert node.level == (package == "preload" and node.module in PRELOADED), f"{module}: imports are absolute"
             assert node.module is not None
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            name = f"tf4slurm.{package}.{node.module}" if node.level else node.module
+            found.update(f"{name}.{alias.name}" for alias in node.names)
     inside = {name.removeprefix("tf4slurm.") for name in found if name.startswith("tf4slurm.")}
     return {match for name in inside for match in MODULES if name == match or name.startswith(match + ".")}
 

@@ -15,6 +15,7 @@ from tests.jobs import TF4SLURM
 _SCRIPT = """
 import asyncio, os, signal
 from tf4slurm.launch.spawners import LocalSpawner
+from tf4slurm.spec.job_spec import JobSpec
 
 class Listener:
     def on_output(self, line): pass
@@ -28,7 +29,7 @@ async def main():
     await spawner.start({"TF4SLURM_HUGE": "x" * 200_000}, Listener())  # more than the pipe takes by itself
     await spawner.close(0.2)
 
-spawner = LocalSpawner(3, ["true"], {})
+spawner = LocalSpawner(JobSpec(("true",), ps=0, workers=2), {})
 asyncio.run(main())
 """
 

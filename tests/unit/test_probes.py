@@ -64,7 +64,7 @@ def test_usage_includes_the_processes_that_the_child_has_started(
             samples: list[Usage] = []
 
             async def watch() -> None:
-                task = asyncio.create_task(probes.watch_usage(child.pid, port, samples.append))
+                task = asyncio.create_task(probes.watch_usage(child.pid, os.getpid(), port, samples.append))
                 while not samples:
                     await asyncio.sleep(0.02)
                 task.cancel()
@@ -86,7 +86,7 @@ def test_usage_of_a_child_that_has_ended_is_not_reported(monkeypatch: pytest.Mon
     samples: list[Usage] = []
 
     async def watch() -> None:
-        task = asyncio.create_task(probes.watch_usage(child.pid, None, samples.append))
+        task = asyncio.create_task(probes.watch_usage(child.pid, os.getpid(), None, samples.append))
         await asyncio.sleep(0.1)
         assert not task.done()
         task.cancel()
@@ -123,7 +123,7 @@ reader, writer = os.pipe()
 os.dup2(reader, 3)
 done = subprocess.run(shell, stdout=subprocess.PIPE, pass_fds=[3], start_new_session=True, check=False)
 orphan = int(done.stdout)
-assert orphan in walk_family(0)
+assert orphan in walk_family(0, os.getpid())
 os.write(writer, b"\\n")
 deadline, seconds = time.monotonic() + 60, 0.0
 while not seconds and time.monotonic() < deadline:

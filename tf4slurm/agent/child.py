@@ -7,12 +7,14 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import os
 import signal
 import time
 from collections.abc import Mapping
 
 from tf4slurm.agent.child_log import ChildLog
-from tf4slurm.agent.child_setup import ChildSetup
+from tf4slurm.agent.child_setup import ChildSetup, base_environment
+from tf4slurm.agent.container import has_gpus
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.metric_log import MetricLog
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage, watch_waits
@@ -25,14 +27,16 @@ from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import EXIT_TASK_LOST, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
-from tf4slurm.roles import role_of
+from tf4slurm.preload.client import NotPreloaded, Preloader, PreloaderAddress
+from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
-from tf4slurm.system.child_process import Child
+from tf4slurm.system.child_process import Child, ForkRequest
 from tf4slurm.system.guard import handle_stop_signals, watch_guard
 from tf4slurm.system.oom_kills import OomKills, describe_kill, read_oom_kills
 from tf4slurm.system.output import LineWriter
-from tf4slurm.system.proc import adopt_orphans, kill_left_processes, reap_orphans
+from tf4slurm.system.proc import adopt_orphans, kill_left_processes, read_stat, reap_orphans
 from tf4slurm.system.threads import in_thread
+from tf4slurm.system.variables import PRELOADER_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +141,8 @@ class OwnedChild(TaskProcess):
         self._ignores_stop_signals = False
         self._sees_gpus = False
         self._is_ending = False
+        self._fork: ForkRequest | None = None
+        self._last_child: Child | None = None  # whose keeper may still run
 
     async def open(self) -> None:
         await super().open()
@@ -147,6 +153,29 @@ class OwnedChild(TaskProcess):
         if not isinstance(self._rendezvous.identity, LocalTask):  # a local agent ends with the launcher
             watch_guard(loop, self._guard_is_lost.set)
             self._slurmstepd_watch = asyncio.create_task(self._watch_slurmstepd())
+        self._fork = self._make_fork_request()
+
+    def _make_fork_request(self) -> ForkRequest | None:
+        """Return how children are forked: by the launcher's preloader, or by one that is started here.
+
+        Return None if they are executed.
+        """
+        if not self._spec.is_preloaded:
+            return None
+        environ = self._setup.environ
+        try:
+            if (text := environ.get(PRELOADER_VARIABLE)) is not None:
+                address = PreloaderAddress.from_text(text)
+            else:
+                address = Preloader(self._spec.command, base_environment(environ), has_own_group=False).address
+        except (NotPreloaded, OSError, RuntimeError) as error:
+            self._log_not_preloaded(str(error))
+            return None
+        return ForkRequest(address, self._spec.start_timeout_seconds)
+
+    def _log_not_preloaded(self, why: str) -> None:
+        level = logging.WARNING if self._spec.preload == "always" else logging.INFO
+        logger.log(level, "rank %d: TensorFlow is not preloaded, because %s", self._rendezvous.rank, why)
 
     async def wait_until_orphaned(self) -> int:
         await self._guard_is_lost.wait()
@@ -207,8 +236,14 @@ class OwnedChild(TaskProcess):
         """Kill the processes that the child has left behind, and wait at most 2 s until they are gone."""
         # An earlier call that was cancelled may still run in its thread, and must not find the next child.
         self._killing = {each for each in self._killing if not each.done()}
-        self._killing.add(in_thread(kill_left_processes, time.monotonic() + _KILL_SECONDS))
+        self._killing.add(in_thread(self._kill_left_processes))
         await asyncio.wait(self._killing, timeout=_KILL_SECONDS)
+
+    def _kill_left_processes(self) -> None:
+        child, self._last_child = self._last_child, None
+        if child is not None:
+            child.kill_left_processes()
+        kill_left_processes(time.monotonic() + _KILL_SECONDS)
 
     async def write_last_state(self, cluster: Cluster) -> None:
         """Write the task's last state to the run directory.
@@ -252,7 +287,9 @@ class OwnedChild(TaskProcess):
                 log.write,
                 ignores_stop_signals=self._ignores_stop_signals,
                 name=str(task),
+                fork=self._fork if self._is_forked(role) else None,
             )
+            self._last_child = self._child
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             returncode = getattr(error, "exit_code", _CANNOT_START)
             self._client.exited_at = time.monotonic()
@@ -286,6 +323,10 @@ class OwnedChild(TaskProcess):
         self.request_stop()
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
+    def _is_forked(self, role: Role) -> bool:
+        """Return whether a preloader may fork the child: no program of tf4slurm, and by default none that has a GPU."""
+        return not role.program and (self._spec.preload == "always" or not (role.sees_gpus and has_gpus()))
+
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Wait for the child's exit, and report it. `_finish_log` then reports the child's last lines.
 
@@ -302,7 +343,7 @@ class OwnedChild(TaskProcess):
         num_oom_kills = read_oom_kills()
         exiting = asyncio.create_task(child.wait_for_exit())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
-        usage = watch_usage(child.process_id, port, self._on_usage, spec.num_tasks, lambda: self._orphan_seconds)
+        usage = watch_usage(child.process_id, child.parent_id, port, self._on_usage, spec.num_tasks, self._read_orphans)
         watching = [asyncio.create_task(usage), asyncio.create_task(watch_waits(log.waited_tasks, self._on_waits))]
         if self._sees_gpus:
             watching.append(asyncio.create_task(watch_gpus(child.process_id, self._on_gpu_usage)))
@@ -317,6 +358,8 @@ class OwnedChild(TaskProcess):
                 task.cancel()
         await self.channel.drain(_LAST_MESSAGES_SECONDS)
         self._child, self._client.exited_at = None, child.ended_at
+        if child.not_forked:
+            self._log_not_preloaded(child.not_forked)
         killed_by = "liveness_probe" if detail is not None else None
         exit_report = {"state": "exited", "returncode": returncode, "killed_by": killed_by, "detail": detail}
         exit_report["waits_for"] = ()
@@ -361,6 +404,12 @@ class OwnedChild(TaskProcess):
         """Wait until `_finish_log` has reported the last lines of the child that has exited, at most 0.5 s."""
         if self._draining is not None:
             await asyncio.wait({self._draining})
+
+    def _read_orphans(self) -> float:
+        """Return the processor time in seconds of orphans of the child that have ended."""
+        if self._child is None or self._child.parent_id == os.getpid():
+            return self._orphan_seconds
+        return read_stat(self._child.parent_id).cpu_ticks / os.sysconf("SC_CLK_TCK")  # its keeper has reaped them
 
     def _report(self, **changes: object) -> None:
         if self._client.observed.state != "terminated":  # the last state

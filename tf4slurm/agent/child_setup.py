@@ -74,17 +74,13 @@ class ChildSetup:
         Raises:
             PlacementError: The cluster is too large for TF_CONFIG, or there are too few GPUs for --gpus-per-worker.
         """
-        result = {name: value for name, value in self.environ.items() if name not in AGENT_VARIABLES}
+        result = base_environment(self.environ)
         result["TF_CONFIG"] = check_length(cluster.to_tf_config(task), len(cluster.members))
-        result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
         result[TASK_VARIABLE] = str(task)
         result[ATTEMPT_VARIABLE] = str(attempt)
         result[RUN_DIRECTORY_VARIABLE] = str(self.run_directory.path)
         result[SCRIPT_CHANNEL_VARIABLE] = channel_name
         result[SERVICES_VARIABLE] = json.dumps(cluster.to_services())
-        result.setdefault("PYTHONUNBUFFERED", "1")
-        result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
-        set_tf_defaults(result)
         result.update(self._gpu_environ(cluster, task))
         result.update(bypass_proxies(result, (member.address.host for member in cluster.members)))
         return result
@@ -104,6 +100,16 @@ class ChildSetup:
             self.spec.gpus_per_worker,
             [role.is_spare for role in roles],
         )
+
+
+def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that all children of an agent have in common, from those of the agent."""
+    result = {name: value for name, value in environ.items() if name not in AGENT_VARIABLES}
+    result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
+    set_tf_defaults(result)
+    return result
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:

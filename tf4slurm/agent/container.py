@@ -46,6 +46,11 @@ def container_command(
     return (program, "exec", *gpus, *binds, "--pwd", str(directory), image, *command)
 
 
+def has_gpus() -> bool:
+    """Return whether this host has the driver of a GPU."""
+    return any(map(os.path.exists, _GPU_OPTIONS))
+
+
 def check_bindable(paths: Sequence[Path], command: Sequence[str]) -> None:
     """Raise CommandError for a path with "," or ":", because Apptainer's --bind separates paths with these.
 

@@ -102,6 +102,7 @@ async def watch_waits(waited_tasks: WaitedTasks, on_change: Callable[[tuple[str,
 
 async def watch_usage(
     process_id: int,
+    parent_id: int,
     port: int | None,
     on_usage: Callable[[Usage], None],
     num_tasks: int = 1,
@@ -114,6 +115,7 @@ async def watch_usage(
 
     Args:
         process_id: Process id of the child.
+        parent_id: Process id of its parent, which adopts orphans of the child.
         port: The port of the child's server. None if the child has no server.
         num_tasks: Number of tasks of the job.
         orphan_seconds: Returns the processor time in seconds of descendants that have ended, and that the child has not
@@ -127,7 +129,7 @@ async def watch_usage(
         if port is not None:
             connections.update(read_traffic(port))
         try:
-            stats = _read_family(process_id)
+            stats = _read_family(process_id, parent_id)
         except OSError:
             continue  # the child has ended, or this is not Linux
         memory = sum(stat.resident_pages for stat in stats) * os.sysconf("SC_PAGE_SIZE")
@@ -136,10 +138,10 @@ async def watch_usage(
         on_usage(Usage(memory, round(cpu_seconds, 2), sent, received))
 
 
-def _read_family(process_id: int) -> list[ProcessStat]:
+def _read_family(process_id: int, parent_id: int) -> list[ProcessStat]:
     """Return the state of a child, its descendants and orphans. A descendant that has just ended is left out."""
     found = [read_stat(process_id)]
-    for each in walk_family(process_id):
+    for each in walk_family(process_id, parent_id):
         with contextlib.suppress(OSError):
             found += [read_stat(each)] if each != process_id else []
     return found

@@ -21,8 +21,10 @@ from typing import IO, Protocol
 
 from tf4slurm import errors
 from tf4slurm.agent.agent import run_agent
+from tf4slurm.agent.child_setup import base_environment
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.staging import stage_environment
+from tf4slurm.preload.client import NotPreloaded, Preloader
 from tf4slurm.slurm.commands import srun_command
 from tf4slurm.slurm.environ import SlurmAllocation
 from tf4slurm.spec.job_spec import JobSpec
@@ -31,7 +33,7 @@ from tf4slurm.system.exec_limits import explain_too_long
 from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import NO_OTHERS, Others, find_others, kill_descendants
 from tf4slurm.system.threads import in_thread
-from tf4slurm.system.variables import RANK_VARIABLE
+from tf4slurm.system.variables import PRELOADER_VARIABLE, RANK_VARIABLE
 
 _Connection = multiprocessing.connection.Connection
 _FORK = multiprocessing.get_context("fork")
@@ -97,9 +99,10 @@ class LocalSpawner:
     is_local = True
     is_external = False
 
-    def __init__(self, num_tasks: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, spec: JobSpec, environ: Mapping[str, str]) -> None:
         """Fork the agents. Call this while the process is single-threaded and has no event loop."""
-        self._environ = environ
+        num_tasks, command = spec.num_spawned, spec.command
+        self._environ = dict(environ)
         self.others = find_others()
         try:
             self._agents = [_ForkedAgent(command) for _ in range(num_tasks)]
@@ -109,6 +112,10 @@ class LocalSpawner:
                 command=command,
             ) from error
         self._watching: list[asyncio.Task[None]] = []
+        if spec.is_preloaded:  # after the forks, which would keep its pipe open
+            with contextlib.suppress(NotPreloaded, OSError, RuntimeError):  # the agents tell why
+                preloader = Preloader(command, base_environment(environ), has_own_group=True)
+                self._environ[PRELOADER_VARIABLE] = preloader.address.to_text()
 
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         for rank, agent in enumerate(self._agents):

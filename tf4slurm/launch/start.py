@@ -166,7 +166,7 @@ def _warn(spec: JobSpec, allocation: SlurmAllocation | None, *, isolated: bool) 
 
 def _make_spawner(spec: JobSpec, environ: Mapping[str, str], allocation: SlurmAllocation | None) -> Spawner:
     if allocation is None:
-        return LocalSpawner(spec.num_spawned, spec.command, environ)
+        return LocalSpawner(spec, environ)
     pairs = parse_pairs("srun", spec.srun).items()
     options = tuple(f"--{name}={value}" if value else f"--{name}" for name, value in pairs)
     return SrunSpawner(spec, allocation, without_step(environ), options)

@@ -68,6 +68,11 @@ class JobSpec:
         metavar="IMAGE",
         group="Environment",
     )
+    preload: Literal["auto", "always", "never"] = option(
+        "never",
+        "Import TensorFlow once per host, and fork the processes of the tasks.",
+        group="Environment",
+    )
     stage_env: str | None = option(
         None,
         'Start from a copy on each node\'s local disk: "active" for the active environment, or an archive of one.',
@@ -207,6 +212,11 @@ class JobSpec:
     kill_wait_seconds: float = option(
         4.0, "Seconds from SIGTERM to SIGKILL for a child process.", minimum=0, group="Advanced"
     )
+
+    @property
+    def is_preloaded(self) -> bool:
+        """Whether a preloader may fork the processes of the tasks. In a container they are executed."""
+        return self.preload != "never" and not self.container
 
     def __post_init__(self) -> None:
         self._convert()

@@ -18,32 +18,61 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import IO
 
+from tf4slurm.preload.client import ForkedProcess, NotPreloaded, PreloaderAddress
 from tf4slurm.system import exec_child
-from tf4slurm.system.proc import ignores_signal
+from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
+from tf4slurm.system.proc import ignores_signal, kill_left_processes
 
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 65536
 _DRAIN_SECONDS = 0.5
+_KILL_SECONDS = 2.0
+_LEFT_TO_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
+
+
+@dataclass(frozen=True)
+class ForkRequest:
+    """Where and how a child is forked in place of executed, if it can be.
+
+    Attributes:
+        address: The address of the preloader.
+        timeout_seconds: How long the preloader may take for its answer.
+    """
+
+    address: PreloaderAddress
+    timeout_seconds: float
 
 
 class Child:
     """A child process of an agent. `Child.start` creates it.
 
     Attributes:
-        ended_at: Time of the child's end in seconds (time.monotonic). None while the child runs.
+        process_id: The child's process id.
+        parent_id: The process id of its parent: this process, or the keeper of a forked child.
+        not_forked: Why the child has been executed although a `ForkRequest` was given, as a clause, or "".
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str = "") -> None:
+    def __init__(self, process: _ExecutedProcess | ForkedProcess, name: str = "", not_forked: str = "") -> None:
         self._process = process
-        self._name = name or f"child {process.pid}"
+        self._name = name or f"child {process.process_id}"
         self._has_ended = asyncio.Event()
         self._has_drained = asyncio.Event()
-        self._reaping = threading.Lock()  # also held while a signal is sent
-        self.process_id: int = process.pid
-        self.ended_at: float | None = None
+        self._not_forked = not_forked
+        self.process_id: int = process.process_id
+        self.parent_id: int = process.parent_id
+
+    @property
+    def ended_at(self) -> float | None:
+        """Time of the child's end in seconds (time.monotonic). None while the child runs."""
+        return self._process.ended_at
+
+    @property
+    def not_forked(self) -> str:
+        return self._process.executed if isinstance(self._process, ForkedProcess) else self._not_forked
 
     @classmethod
     async def start(
@@ -54,6 +83,7 @@ class Child:
         *,
         ignores_stop_signals: bool = False,
         name: str = "",
+        fork: ForkRequest | None = None,
     ) -> Child:
         """Start `command` in its own process group.
 
@@ -66,14 +96,15 @@ class Child:
                 at their end.
             ignores_stop_signals: Whether the child ignores STOP_SIGNALS unless it installs its own handlers.
             name: The name of the task, such as "chief/0", for log messages (default: "child" and the process id).
+            fork: Where a preloader forks the child, if it can. None (default) executes the command.
 
         Raises:
             OSError: No process can be started, because memory is exhausted or Python is missing.
             RuntimeError: No thread can be started, because the limit of processes is reached.
         """
-        first = (sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(ignores_stop_signals)))
         starting: Future[Child] = Future()
-        arguments = ((*first, *command), environment, on_output, asyncio.get_running_loop(), starting, name)
+        loop = asyncio.get_running_loop()
+        arguments = (command, environment, on_output, loop, starting, name, ignores_stop_signals, fork)
         threading.Thread(target=cls._own, args=arguments, name="child", daemon=True).start()
         try:
             return await asyncio.shield(asyncio.wrap_future(starting))
@@ -91,6 +122,8 @@ class Child:
         loop: asyncio.AbstractEventLoop,
         starting: Future[Child],
         name: str,
+        ignores_stop_signals: bool,
+        fork: ForkRequest | None,
     ) -> None:
         """Start the child and wait for its end, both in the thread that calls this method.
 
@@ -98,15 +131,10 @@ class Child:
         `starting` receives the started child, or the error.
         """
         child = None
-        # Without this, Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
-        vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
-        pipe = subprocess.PIPE
         try:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, bufsize=0
-            )
-            child = cls(process, name)
-            reading = (process.stdout, on_output, functools.partial(_call, loop, child._has_drained.set))
+            process, not_forked = _start(command, environment, ignores_stop_signals, fork)
+            child = cls(process, name, not_forked)
+            reading = (process.output, on_output, functools.partial(_call, loop, child._has_drained.set))
             threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
         except (OSError, RuntimeError) as error:
             if child is not None:  # no thread reads its output
@@ -118,24 +146,8 @@ class Child:
             starting.set_result(child)
         else:
             child.signal(signal.SIGKILL)
-        child._wait_and_reap()
+        process.wait()
         _call(loop, child._has_ended.set)
-
-    def _wait_and_reap(self) -> None:
-        """Wait for the end of the child, and kill its process group before another process can get the child's id."""
-        if hasattr(os, "waitid"):
-            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored
-                os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT)
-                self.ended_at = time.monotonic()
-                self.signal(signal.SIGKILL)
-            with self._reaping:
-                self._process.wait()
-            return
-        self._process.wait()
-        self.ended_at = time.monotonic()
-        # macOS uses an id again only after all others.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process_id, signal.SIGKILL)
 
     async def wait_for_exit(self) -> int:
         """Wait until the child has ended and its process group has been killed. `wait` also waits for its output.
@@ -144,8 +156,8 @@ class Child:
             The child's exit code, or minus the number of the signal that ended it.
         """
         await self._has_ended.wait()
-        returncode: int = self._process.returncode
-        return returncode
+        assert self._process.returncode is not None
+        return self._process.returncode
 
     async def wait(self) -> int:
         """Wait as `wait_for_exit` does, and then at most 0.5 s for the rest of the child's output.
@@ -178,9 +190,77 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child's process group.
+        """Send a signal to the child's process group. Nothing is sent after the child has ended."""
+        self._process.signal(number)
 
-        Nothing is sent after the child was reaped, because another process may have its id by then.
+    def kill_left_processes(self) -> None:
+        """Kill what the child has left behind, and wait at most 2 s until it is gone. This call blocks."""
+        self._process.kill_left_processes()
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], ignores_stop_signals: bool, fork: ForkRequest | None
+) -> tuple[_ExecutedProcess | ForkedProcess, str]:
+    """Fork a process that runs `command`, or execute it. Also return why it was not forked, or ""."""
+    not_forked = ""
+    if fork is not None:
+        ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
+        ignored -= {*_LEFT_TO_PYTHON, *OTHER_SIGNALS}
+        if ignores_stop_signals:
+            ignored |= set(STOP_SIGNALS)
+        try:
+            return ForkedProcess(fork.address, command, environment, sorted(ignored), fork.timeout_seconds), ""
+        except NotPreloaded as error:
+            not_forked = str(error)
+    return _ExecutedProcess(command, environment, ignores_stop_signals), not_forked
+
+
+class _ExecutedProcess:
+    """A process that executes a command, and whose parent is this process. Its attributes are as in `ForkedProcess`."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], ignores_stop_signals: bool) -> None:
+        # Without this, Python 3.10 (vfork) and 3.13 (posix_spawn) hold the GIL until the program has been read.
+        vars(subprocess).update(_USE_POSIX_SPAWN=False, _USE_VFORK=sys.version_info >= (3, 11))
+        first = (sys.executable, "-I", "-S", exec_child.__file__, str(os.getpid()), str(int(ignores_stop_signals)))
+        self._process = subprocess.Popen(
+            (*first, *command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+        )
+        assert self._process.stdout is not None
+        self._reaping = threading.Lock()  # also held while a signal is sent
+        self.output: IO[bytes] = self._process.stdout
+        self.process_id = self._process.pid
+        self.parent_id = os.getpid()
+        self.ended_at: float | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def wait(self) -> None:
+        """Wait for the end of the process, and kill its process group before another process can get its id."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored
+                os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT)
+                self.ended_at = time.monotonic()
+                self.signal(signal.SIGKILL)
+            with self._reaping:
+                self._process.wait()
+            return
+        self._process.wait()
+        self.ended_at = time.monotonic()
+        # macOS uses an id again only after all others.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process_id, signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process group.
+
+        Nothing is sent after the process was reaped, because another process may have its id by then.
         """
         with self._reaping:
             if self._process.returncode is not None:
@@ -190,6 +270,9 @@ class Child:
                 return
             with contextlib.suppress(ProcessLookupError):  # exec_child.py has not created the group yet
                 os.kill(self.process_id, number)
+
+    def kill_left_processes(self) -> None:
+        kill_left_processes(time.monotonic() + _KILL_SECONDS)
 
 
 def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:

@@ -51,6 +51,8 @@ def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
     if ignores_stop_signals:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux" and not _is_given("LC_CTYPE"):
+        os.environ.pop("LC_CTYPE", None)  # this program's Python has set it, because the locale is C
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
@@ -60,6 +62,15 @@ def main(agent: int, ignores_stop_signals: bool, command: list[str]) -> None:
     except OSError as error:
         sys.stderr.write(f"tf4slurm: the program {command[0]!r} cannot be run on {os.uname().nodename}: {error}.\n")
         sys.exit(126)
+
+
+def _is_given(name: str) -> bool:
+    """Return whether this process has been given an environment variable."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return any(each.startswith(name.encode() + b"=") for each in file.read().split(b"\0"))
+    except OSError:  # /proc is not mounted
+        return True
 
 
 if __name__ == "__main__":

@@ -98,19 +98,21 @@ def walk_descendants(process_id: int) -> Iterator[int]:
         yield from walk_descendants(child)
 
 
-def walk_family(own_child: int) -> Iterator[int]:
-    """Yield the ids of the child `own_child` of this process, of its descendants, and of adopted orphans and theirs.
+def walk_family(own_child: int, parent_id: int) -> Iterator[int]:
+    """Yield the ids of an agent's child, of its descendants, and of orphans that its parent has adopted, and theirs.
 
-    As in `reap_orphans`, a child in another process group is an orphan.
+    The parent is this process, or the keeper of a forked child. As in `reap_orphans`, a child of the parent in another
+    process group is an orphan.
     """
     yield from walk_descendants(own_child)
     try:
-        children = find_children(os.getpid())
+        children = find_children(parent_id)
+        group = os.getpgid(parent_id)
     except OSError:
-        return  # the kernel has no lists of children
+        return  # the kernel has no lists of children, or the parent has ended
     for each in children:
         with contextlib.suppress(ProcessLookupError):
-            if each != own_child and os.getpgid(each) != os.getpgrp():
+            if each != own_child and os.getpgid(each) != group:
                 yield from walk_descendants(each)
 
 

@@ -11,13 +11,17 @@ SETTINGS_VARIABLE = "TF4SLURM_SETTINGS"  # the job's settings for an agent, as J
 ANSWER_VARIABLE = "TF4SLURM_ANSWER"  # file to which a launcher that `api` started writes its run directory
 RUN_NAME_VARIABLE = "TF4SLURM_RUN_NAME"  # name of the run directory of an element of a local sweep
 RANK_VARIABLE = "TF4SLURM_RANK"  # of a local agent
+PRELOADER_VARIABLE = "TF4SLURM_PRELOADER"  # name and token of the socket of the launcher's preloader
 TASK_VARIABLE = "TF4SLURM_TASK"  # the script's task, such as "worker/0"
 ATTEMPT_VARIABLE = "TF4SLURM_ATTEMPT"  # number of the attempt, from 1
 RUN_DIRECTORY_VARIABLE = "TF4SLURM_RUN_DIRECTORY"  # path
 SCRIPT_CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"  # a socket: a path, or "@" and a name in the abstract namespace
 SERVICES_VARIABLE = "TF4SLURM_SERVICES"  # of the tf.data service: {"data-dispatcher": ["10.1.0.4:40123"], …}
 
-AGENT_VARIABLES = (CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE, RANK_VARIABLE)
+AGENT_VARIABLES = (
+    *(CONTROL_VARIABLE, TOKEN_VARIABLE, CERTIFICATE_VARIABLE, SETTINGS_VARIABLE, RANK_VARIABLE),
+    PRELOADER_VARIABLE,
+)
 """Variables that a launcher sets for its agents. Agents do not pass them on to their child processes."""
 
 SCRIPT_VARIABLES = (

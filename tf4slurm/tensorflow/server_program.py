@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import tensorflow  # noqa: F401 - here, so that it is preloaded
+
 from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.servers import run_server
 

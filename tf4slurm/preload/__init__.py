@@ -1,0 +1,1 @@
+"""Import what a script imports once per host, and fork the processes that run the script."""
