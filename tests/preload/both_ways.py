@@ -126,7 +126,8 @@ class Scripts:
                     await asyncio.wait_for(first.wait(), TIMEOUT_SECONDS)
                     child.signal(signal_number)
                 returncode = await asyncio.wait_for(child.wait(), TIMEOUT_SECONDS)
-                await asyncio.to_thread(child.kill_left_processes)
+                if fork is not None and child.parent_id != os.getpid():  # else this would kill what other tests use
+                    await asyncio.to_thread(child.kill_left_processes)
                 output = _ADDRESS.sub("0x", printed.decode())
                 found.append(Outcome(returncode, output, child.not_forked))
             return found[0], found[1]
