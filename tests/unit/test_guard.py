@@ -39,6 +39,8 @@ if "exits" in sys.argv:
 for command in (["sleep", "1001"], ["sh", "-c", "trap '' TERM HUP; sleep 1002; sleep 1003"]):
     subprocess.Popen(command, start_new_session=True)
 print(os.getpid(), flush=True)
+if "leaves" in sys.argv:
+    sys.exit(6)
 while True:
     time.sleep(0.01)
 """
@@ -58,6 +60,12 @@ def agent_of(guard: subprocess.Popen[str]) -> psutil.Process:
 def test_exit_code_of_agent_is_that_of_its_guard() -> None:
     with start("exits") as guard:
         assert guard.wait(60) == 5
+
+
+def test_leftovers_of_an_agent_that_ends_before_its_guard_waits_are_ended(process_mark: str) -> None:
+    with start("leaves", "slow") as guard:
+        assert guard.wait(60) == 6
+    assert wait_until_gone(process_mark, timeout_seconds=0) == []
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

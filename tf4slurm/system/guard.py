@@ -84,6 +84,7 @@ def start_guard(*, is_in_terminal: bool = False, blocks_signals: bool = False) -
 def _fork_guard(*, is_in_terminal: bool) -> None:
     guard = os.getpid()
     others = find_others()
+    adopt_orphans()  # before the agent can end
     agent = os.fork()
     if agent:
         _guard(agent, others)
@@ -104,7 +105,6 @@ def _guard(agent: int, others: Others) -> NoReturn:
     for number in OTHER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _GUARD_SIGNALS)
-    adopt_orphans()
     os.waitid(os.P_PID, agent, os.WEXITED | os.WNOWAIT)
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
