@@ -308,7 +308,7 @@ def assert_trains_after_kill(job: Job, directory: Path, task: str, prefix: tuple
     assert "retracing" not in job.stdout
     ours = json.loads(path.read_text())
     first = ours["epoch"][0]
-    assert 0 < first < 19 if task == "ps/0" else first == 0
+    assert 0 < first < 19 if task == "ps/0" else first == 0, job.stdout
     assert ours["epoch"] == list(range(first, 20))
     assert all(len(values) == len(ours["epoch"]) for values in ours["history"].values())
     assert ours["steps"] <= ours["iterations"] <= ours["steps"] + 4 * 64
