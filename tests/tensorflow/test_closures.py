@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -165,9 +166,10 @@ def test_stop_leaves_the_closures_of_the_script(coordinators: Any, monkeypatch: 
     "error",
     [
         tf.errors.UnavailableError(None, None, "the worker is lost"),
+        tf.errors.CancelledError(None, None, "RecvFromRemoteAsync is cancelled."),
         tf.errors.InternalError(None, None, f"{closures.NOT_PARSED} of a closure"),
     ],
-    ids=["worker lost", "not parsed"],
+    ids=["worker lost", "worker lost during the copy", "not parsed"],
 )
 def test_units_whose_closures_failed_or_were_cancelled_complete_once(
     coordinators: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -184,6 +186,33 @@ def test_units_whose_closures_failed_or_were_cancelled_complete_once(
     closures.ClosureRunner(coordinators(4, fails), work, 60.0).run()
     assert work.done == Counter(range(200))
     assert {unit for unit in failed if unit % 10 == 0} == set(range(0, 200, 10))
+
+
+def test_error_of_a_closure_of_the_script_that_cancels_the_units_is_raised(
+    coordinators: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closures, "count_tasks", lambda role: 2)
+    is_scheduled = threading.Event()
+    coordinator = coordinators(2, lambda unit: ValueError("a fault of the script") if unit == "own" else None)
+
+    def poll() -> None:
+        if not is_scheduled.is_set():
+            coordinator.queue.put(Closure(str, coordinator.queue._cancellation_mgr, args=("own",)))
+            is_scheduled.set()
+
+    work = _Work(1000, lambda unit: time.sleep(0.01))
+    with pytest.raises(ValueError, match="a fault of the script"):
+        closures.ClosureRunner(coordinator, work, 60.0).run(poll)
+
+
+def test_unit_that_is_always_cancelled_fails(coordinators: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closures, "count_tasks", lambda role: 2)
+    error = tf.errors.CancelledError(None, None, "RecvFromRemoteAsync is cancelled.")
+    runs: list[int] = []
+    coordinator = coordinators(2, lambda unit: runs.append(unit) or error if unit == 5 else None)
+    with pytest.raises(tf.errors.CancelledError):
+        closures.ClosureRunner(coordinator, _Work(50), 60.0).run()
+    assert len(runs) == closures._MAX_LOSSES
 
 
 def test_error_of_a_closure_is_raised_and_the_next_run_succeeds(

@@ -359,22 +359,25 @@ class ClosureRunner:
 
         The results of lost workers may be lost. If a ps is lost, `check_ps`, or running a closure again, raises an
         error. After a request that could not be parsed (see `NOT_PARSED`), which may be that of another closure, the
-        coordinator cancels all closures.
+        coordinator cancels all closures. It also does so if a worker is lost while its result is copied: the error of
+        the copy may be a CancelledError, which the coordinator does not take for the loss of the worker.
         """
         failed, self._failed = self._failed, []
         errors = [ended.error for ended in failed if ended.error is not None]
+        try:
+            self._coordinator._cluster.closure_queue.done()  # raises, and forgets, the first error of any closure
+        except Exception as error:
+            errors.append(error)
         causes = [error for error in errors if not isinstance(error, tf.errors.CancelledError)]
         unexpected = [error for error in causes if not _may_run_again(error)]
-        if unexpected or not causes:
-            raise (unexpected or errors)[0]
-        if any(isinstance(error, _LOSSES) for error in causes):
+        if unexpected:
+            raise unexpected[0]
+        if not causes or any(isinstance(error, _LOSSES) for error in causes):
             self._work.check_ps()
-        with contextlib.suppress(Exception):
-            self._coordinator._cluster.closure_queue.done()  # raises, and forgets, the error
         for ended in failed:
             if ended.run is None:
                 continue
-            ended.run.num_losses += isinstance(ended.error, _LOSSES)
+            ended.run.num_losses += not causes or isinstance(ended.error, _LOSSES)
             if ended.error is not None and (
                 ended.run.num_losses == _MAX_LOSSES or ended.run.num_runs == MAX_NOT_PARSED
             ):
