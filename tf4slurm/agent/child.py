@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 
 from tf4slurm.agent.child_log import ChildLog
-from tf4slurm.agent.child_setup import ChildSetup, base_environment
+from tf4slurm.agent.child_setup import ChildSetup
 from tf4slurm.agent.container import has_gpus
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.metric_log import MetricLog
@@ -27,7 +27,7 @@ from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import EXIT_TASK_LOST, Tf4SlurmError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import LastState
-from tf4slurm.preload.client import NotPreloaded, Preloader, PreloaderAddress
+from tf4slurm.preload.client import Hold, NotPreloaded, Preloader, PreloaderAddress
 from tf4slurm.roles import Role, role_of
 from tf4slurm.slurm.slurmstepd import wait_for_slurmstepd_loss
 from tf4slurm.system.child_process import Child, ForkRequest
@@ -36,7 +36,7 @@ from tf4slurm.system.oom_kills import OomKills, describe_kill, read_oom_kills
 from tf4slurm.system.output import LineWriter
 from tf4slurm.system.proc import adopt_orphans, kill_left_processes, read_stat, reap_orphans
 from tf4slurm.system.threads import in_thread
-from tf4slurm.system.variables import PRELOADER_VARIABLE
+from tf4slurm.system.variables import PRELOADER_VARIABLE, base_environment
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +142,7 @@ class OwnedChild(TaskProcess):
         self._sees_gpus = False
         self._is_ending = False
         self._fork: ForkRequest | None = None
+        self._hold: Hold | None = None
         self._last_child: Child | None = None  # whose keeper may still run
 
     async def open(self) -> None:
@@ -156,7 +157,7 @@ class OwnedChild(TaskProcess):
         self._fork = self._make_fork_request()
 
     def _make_fork_request(self) -> ForkRequest | None:
-        """Return how children are forked: by the launcher's preloader, or by one that is started here.
+        """Return how children are forked: by the preloader of this host's tasks, or by one that is started here.
 
         Return None if they are executed.
         """
@@ -166,6 +167,7 @@ class OwnedChild(TaskProcess):
         try:
             if (text := environ.get(PRELOADER_VARIABLE)) is not None:
                 address = PreloaderAddress.from_text(text)
+                self._hold = Hold(address)
             else:
                 address = Preloader(self._spec.command, base_environment(environ), has_own_group=False).address
         except (NotPreloaded, OSError, RuntimeError) as error:

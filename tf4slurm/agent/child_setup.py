@@ -19,13 +19,12 @@ from tf4slurm.slurm.gpus import HIDDEN_GPUS, gpu_environ
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_limits import MAX_TEXT_BYTES
 from tf4slurm.system.variables import (
-    AGENT_VARIABLES,
     ATTEMPT_VARIABLE,
     RUN_DIRECTORY_VARIABLE,
     SCRIPT_CHANNEL_VARIABLE,
     SERVICES_VARIABLE,
     TASK_VARIABLE,
-    set_tf_defaults,
+    base_environment,
 )
 
 _HOME = Path(__file__).parents[1]
@@ -100,16 +99,6 @@ class ChildSetup:
             self.spec.gpus_per_worker,
             [role.is_spare for role in roles],
         )
-
-
-def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that all children of an agent have in common, from those of the agent."""
-    result = {name: value for name, value in environ.items() if name not in AGENT_VARIABLES}
-    result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
-    result.setdefault("PYTHONUNBUFFERED", "1")
-    result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
-    set_tf_defaults(result)
-    return result
 
 
 def check_length(tf_config: str, num_tasks: int) -> str:

@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from typing import IO, Protocol
 
 from tf4slurm import errors
 from tf4slurm.agent.agent import run_agent
-from tf4slurm.agent.child_setup import base_environment
 from tf4slurm.errors import LaunchError
 from tf4slurm.launch.staging import stage_environment
 from tf4slurm.preload.client import NotPreloaded, Preloader
@@ -33,7 +33,7 @@ from tf4slurm.system.exec_limits import explain_too_long
 from tf4slurm.system.output import LineSplitter
 from tf4slurm.system.proc import NO_OTHERS, Others, find_others, kill_descendants
 from tf4slurm.system.threads import in_thread
-from tf4slurm.system.variables import PRELOADER_VARIABLE, RANK_VARIABLE
+from tf4slurm.system.variables import PRELOADER_VARIABLE, RANK_VARIABLE, base_environment
 
 _Connection = multiprocessing.connection.Connection
 _FORK = multiprocessing.get_context("fork")
@@ -44,6 +44,7 @@ _KILL_SECONDS = 2.0
 _PATH = [str(Path(errors.__file__).parents[1]), *filter(None, sys.path)]
 _RUN_AGENT = (
     f"import sys; sys.path += {_PATH}; sys.modules['ssl'] = None; "
+    "from tf4slurm.agent.shared_preloader import start_shared_preloader; start_shared_preloader(); "
     "from tf4slurm.system.guard import start_guard; start_guard(blocks_signals=True); "
     "from tf4slurm.agent.agent import main; main()"
 )
@@ -226,6 +227,8 @@ class SrunSpawner:
     async def start(self, environment: Mapping[str, str], listener: SpawnerListener) -> None:
         agent = (*_AGENT, *self._spec.command)
         environ = {**self._environ, **environment}
+        if self._spec.is_preloaded:
+            environ[PRELOADER_VARIABLE] = secrets.token_hex(16)
         if self._spec.stage_env is not None:
             staged = await stage_environment(self._spec, self._allocation, self._environ, listener.on_staging)
             listener.on_staging(None)

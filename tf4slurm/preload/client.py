@@ -1,8 +1,10 @@
-"""Start a preloader (`program.py`), and let it fork a child."""
+"""Start a preloader (`program.py`), hold it, and let it fork a child."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hmac
 import json
 import os
 import secrets
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tf4slurm.preload import messages
+from tf4slurm.preload.environ import compared
 
 _PROGRAM = Path(__file__).with_name("program.py")
 _SWITCHES = frozenset("uOBEsSIdqbvP")
@@ -78,6 +81,28 @@ class PreloaderAddress:
     name: str
     token: str
 
+    @classmethod
+    def of_step(cls, secret: str, environ: Mapping[str, str]) -> PreloaderAddress:
+        """Return the address for the tasks of this host that know `secret`, and whose children exec would make alike.
+
+        Each task computes it. `environ` are the environment variables of a child, except for those of its task.
+        """
+        affinity = sorted(os.sched_getaffinity(0))
+        text = json.dumps([messages.read_conditions(), affinity, compared(environ)], sort_keys=True).encode()
+        name, token = (hmac.digest(secret.encode(), use + text, "sha256").hex() for use in (b"name", b"token"))
+        return cls(f"tf4slurm-{name[:16]}", token)
+
+    def open(self) -> socket.socket:
+        """Open the socket, for a preloader to be started. Raise OSError if this address has one already."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind("\0" + self.name)
+        except OSError:
+            listener.close()
+            raise
+        listener.listen(_BACKLOG)
+        return listener
+
     def to_text(self) -> str:
         return f"{self.name} {self.token}"
 
@@ -106,17 +131,8 @@ class Preloader:
         """
         python = PythonCommand.parse(command)
         self.address = PreloaderAddress(f"tf4slurm-{secrets.token_hex(8)}", secrets.token_hex(16))
-        configuration = {
-            "token": self.address.token,
-            "script": python.script,
-            "module": python.module,
-            "has_own_group": has_own_group,
-        }
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind("\0" + self.address.name)
-        listener.listen(_BACKLOG)
-        readable, self._life = os.pipe()
-        os.write(self._life, json.dumps(configuration).encode() + b"\n")
+        listener = self.address.open()
+        readable, self._life = _write_settings(self.address, python, has_own_group=has_own_group)
         arguments = (python.interpreter, environ, listener, readable)
         threading.Thread(target=self._run, args=arguments, name="preloader", daemon=True).start()
 
@@ -129,22 +145,71 @@ class Preloader:
         """
         process = None
         with contextlib.suppress(OSError):
-            process = subprocess.Popen(
-                (*interpreter, str(_PROGRAM), str(listener.fileno()), str(life)),
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # never written; a child's output is a pipe, too
-                stderr=subprocess.STDOUT,
-                pass_fds=(listener.fileno(), life),
-            )
+            process = _start_program(interpreter, environ, listener, life)
         listener.close()
         os.close(life)
         if process is not None:
-            process.wait()
+            process.communicate()  # waits
 
     def close(self) -> None:
         """Ask the process to end."""
         os.close(self._life)
+
+
+def start_shared(secret: str, command: Sequence[str], environ: Mapping[str, str]) -> PreloaderAddress:
+    """Start the preloader of the tasks of `PreloaderAddress.of_step`, unless one of them has. Return its address.
+
+    It outlives this process, and ends when the last task that holds it (`Hold`) has ended.
+
+    Raises:
+        NotPreloaded: See `PythonCommand.parse`.
+        OSError: No process or socket can be made.
+    """
+    python = PythonCommand.parse(command)
+    address = PreloaderAddress.of_step(secret, environ)
+    try:
+        listener = address.open()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return address
+    readable, writable = _write_settings(address, python, has_own_group=False, is_shared=True)
+    os.close(writable)
+    _start_program(python.interpreter, environ, listener, readable)
+    return address
+
+
+def _write_settings(address: PreloaderAddress, python: PythonCommand, **settings: bool) -> tuple[int, int]:
+    """Write the settings of a preloader to a pipe. Return its file descriptors to read and write."""
+    readable, writable = os.pipe()
+    text = json.dumps({"token": address.token, "script": python.script, "module": python.module, **settings})
+    os.write(writable, text.encode() + b"\n")
+    return readable, writable
+
+
+def _start_program(
+    interpreter: Sequence[str], environ: Mapping[str, str], listener: socket.socket, settings: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        (*interpreter, str(_PROGRAM), str(listener.fileno()), str(settings)),
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,  # never written; a child's output is a pipe, too
+        stderr=subprocess.STDOUT,
+        pass_fds=(listener.fileno(), settings),
+    )
+
+
+class Hold:
+    """Lets a shared preloader run until this process ends."""
+
+    def __init__(self, address: PreloaderAddress) -> None:
+        """Hold the preloader at `address`. If it has ended, do nothing."""
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            self._connection.connect("\0" + address.name)
+            messages.send(self._connection, {"token": address.token, "holds": True})
 
 
 class ForkedProcess:

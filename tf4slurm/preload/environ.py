@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 PER_TASK = (
     *("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
-    *("no_proxy", "no_grpc_proxy"),
+    *("no_proxy", "no_grpc_proxy", "TMPDIR", "TEMP", "TMP"),
 )
 """Variables that differ between the tasks of a job, and that no import reads."""
 

@@ -49,6 +49,7 @@ from .replay import Refusal, Replay, find_top_level
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _REQUEST_SECONDS = 2.0
+_HOLD_SECONDS = 60.0  # until the first agent holds a shared preloader
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 _SURVIVING_THREADS = ("jemalloc_bg_thd",)  # its library does not need it in a fork
 
@@ -63,11 +64,17 @@ class Preloader:
 
         Args:
             listener: A listening socket.
-            settings: "token", the text that each request must have, "script" and "module", of which one is None.
-            life: File descriptor that is at its end when the process that started this one has ended.
+            settings: "token", the text that each request must have, "script" and "module", of which one is None, and
+                "is_shared" if this process ends with the last agent that holds it.
+            life: File descriptor that is at its end when the process that started this one has ended. Not used if this
+                process is shared.
         """
         self._listener = listener
-        self._life = life
+        self._life = [life]
+        self._holders: list[socket.socket] = []
+        self._is_shared = settings.get("is_shared", False)
+        if self._is_shared:
+            os.close(self._life.pop())
         self._token = settings["token"]
         self._script: str | None = settings["script"]
         self._module: str | None = settings["module"]
@@ -103,25 +110,39 @@ class Preloader:
         gc.freeze()  # so that a collection in a child does not copy all pages
 
     def serve(self) -> Code:
-        """Handle requests until the process that started this one has ended. Return only in a child: what it runs."""
+        """Handle requests until no process needs this one any more. Return only in a child: what it runs."""
+        timeout: float | None = _HOLD_SECONDS if self._is_shared else None
         while True:
-            ready, _, _ = select.select([self._listener.fileno(), self._life], [], [])
-            if self._life in ready:
-                os._exit(0)
-            connection, _ = self._listener.accept()
-            with connection:
+            waited: list[Any] = [self._listener, *self._life, *self._holders]
+            ready, _, _ = select.select(waited, [], [], timeout)
+            if self._listener in ready:
+                connection, _ = self._listener.accept()
                 connection.settimeout(_REQUEST_SECONDS)
                 code = self._handle(connection)
-            if code is not None:
-                return code
+                if code is not None:
+                    return code
+                if connection not in self._holders:
+                    connection.close()
+            for holder in [each for each in self._holders if each in ready]:  # it has ended
+                self._holders.remove(holder)
+                holder.close()
+            if not ready or any(each in ready for each in self._life):
+                os._exit(0)
+            timeout = 0 if self._is_shared and not self._holders else None
 
     def _handle(self, connection: socket.socket) -> Code | None:
-        """Read a request, and fork a keeper or send the reason why there is none. In a child, return what it runs."""
+        """Read a request, and fork a keeper or send the reason why there is none. In a child, return what it runs.
+
+        The connection of an agent that holds this process is kept.
+        """
         descriptors: list[int] = []
         try:
             _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             request, descriptors = receive(connection) if user == os.getuid() else (None, [])
             if request is None or request.get("token") != self._token:
+                return None
+            if request.get("holds"):
+                self._holders.append(connection)
                 return None
             self._check(request)
             if fork() == 0:
@@ -163,8 +184,10 @@ class Preloader:
     def _run_keeper(self, connection: socket.socket, request: dict[str, Any], output: int) -> Code:
         """Be the keeper of a child. Return only in the child: what it runs."""
         try:
-            self._listener.close()
-            os.close(self._life)
+            for each in (self._listener, *self._holders):
+                each.close()
+            for descriptor in self._life:
+                os.close(descriptor)
             connection.settimeout(None)
             keeper = Keeper(connection)
             if keeper.start():
@@ -295,7 +318,6 @@ def main(listener: int, pipe: int) -> Code:
     """
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     atexit.register(_end_by_interrupt)  # before all others, so that it is called last
     capture_output()
     for descriptor in (listener, pipe):
@@ -307,6 +329,8 @@ def main(listener: int, pipe: int) -> Code:
             os._exit(0)
         line += data
     settings = json.loads(line.decode())
+    if not settings.get("is_shared"):
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if settings["has_own_group"]:
         os.setpgid(0, 0)
     preloader = Preloader(socket.socket(fileno=listener), settings, pipe)

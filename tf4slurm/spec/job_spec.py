@@ -69,7 +69,7 @@ class JobSpec:
         group="Environment",
     )
     preload: Literal["auto", "always", "never"] = option(
-        "never",
+        "auto",
         "Import TensorFlow once per host, and fork the processes of the tasks.",
         group="Environment",
     )

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 CONTROL_VARIABLE = "TF4SLURM_CONTROL"  # addresses of the control service, "host:port", separated by commas
 TOKEN_VARIABLE = "TF4SLURM_TOKEN"  # noqa: S105 - the job's token, for each call
@@ -11,7 +11,7 @@ SETTINGS_VARIABLE = "TF4SLURM_SETTINGS"  # the job's settings for an agent, as J
 ANSWER_VARIABLE = "TF4SLURM_ANSWER"  # file to which a launcher that `api` started writes its run directory
 RUN_NAME_VARIABLE = "TF4SLURM_RUN_NAME"  # name of the run directory of an element of a local sweep
 RANK_VARIABLE = "TF4SLURM_RANK"  # of a local agent
-PRELOADER_VARIABLE = "TF4SLURM_PRELOADER"  # name and token of the socket of the launcher's preloader
+PRELOADER_VARIABLE = "TF4SLURM_PRELOADER"  # name and token of a preloader's socket; for srun, a secret of the step
 TASK_VARIABLE = "TF4SLURM_TASK"  # the script's task, such as "worker/0"
 ATTEMPT_VARIABLE = "TF4SLURM_ATTEMPT"  # number of the attempt, from 1
 RUN_DIRECTORY_VARIABLE = "TF4SLURM_RUN_DIRECTORY"  # path
@@ -49,3 +49,13 @@ def set_tf_defaults(environ: MutableMapping[str, str]) -> None:
     cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if cpus < _MIN_INTEROP_THREADS:
         environ.setdefault("TF_NUM_INTEROP_THREADS", str(_MIN_INTEROP_THREADS))
+
+
+def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that all children of an agent have in common, from those of the agent."""
+    result = {name: value for name, value in environ.items() if name not in AGENT_VARIABLES}
+    result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
+    set_tf_defaults(result)
+    return result
