@@ -21,6 +21,7 @@ import pytest
 
 from tests.preload.both_ways import TIMEOUT_SECONDS, Scripts
 from tests.processes import wait_until
+from tests.test_distribution import find_python
 from tf4slurm.preload import messages
 from tf4slurm.preload.client import NotPreloaded, Preloader, PreloaderAddress, PythonCommand
 from tf4slurm.system.child_process import Child, ForkRequest
@@ -336,6 +337,17 @@ def test_module_that_starts_a_thread_is_not_forked(scripts: Scripts) -> None:
         assert child.not_forked.startswith("an imported module has started the thread")
 
     run(scripts, "import tensorflow\nimport starts_a_thread\n", main)
+
+
+@pytest.mark.parametrize("version", ["3.7", "3.8"])
+def test_older_python_is_executed(scripts: Scripts, version: str) -> None:
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version}")
+    scripts.write("train.py", "import tensorflow\nprint('ran')\n")
+    executed, forked = scripts.run((python, "train.py"))
+    assert (forked.returncode, forked.output) == (0, executed.output)
+    assert forked.not_forked == "Python is older than 3.9"
 
 
 def test_module_that_fails_is_imported_by_the_script(scripts: Scripts) -> None:

@@ -28,7 +28,7 @@ def test_keras(facts: dict[str, Any], environ: dict[str, str], level: str, words
     assert advice in found.advice
 
 
-FACTS = '{"version": "2.21.0", "keras": "3.15.1", "grpcio": "1.80.0", "protobuf": "6.33.0"}'
+FACTS = '{"version": "2.21.0", "seconds": 3.14, "keras": "3.15.1", "grpcio": "1.80.0", "protobuf": "6.33.0"}'
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ _PIP_SECONDS = 30.0
 _RELEVANT = re.compile(r"^(tensorflow|tf.keras|keras|grpcio|protobuf|numpy|tf4slurm|tf-nightly)", re.IGNORECASE)
 _SHOW_ERROR = f"Show the whole error: {sys.executable} -c 'import tensorflow'"
 _FACTS = """
-import json
+import json, time
+begin = time.monotonic()
 import tensorflow as tf
-facts = {"version": tf.__version__}
+facts = {"version": tf.__version__, "seconds": time.monotonic() - begin}
 try:
     keras = getattr(tf.keras, "__version__", None)
     if keras is None:  # Keras 2 has no version as tf.keras
@@ -105,6 +106,7 @@ def _check_tensorflow(environ: Mapping[str, str]) -> list[Finding]:
         text, advice = f"TensorFlow {origin} cannot be imported: Python printed no versions", _SHOW_ERROR
         return [Finding("fail", "tensorflow", text, advice)]
     text = f"TensorFlow {facts['version']} ({origin}), grpcio {facts['grpcio']}, protobuf {facts['protobuf']}"
+    text += f"; its import takes {facts['seconds']:.1f} s"
     return [Finding("ok", "tensorflow", text), check_keras(facts, environ)]
 
 
@@ -113,7 +115,7 @@ def find_facts(output: str) -> dict[str, Any] | None:
     for line in output.splitlines():
         with contextlib.suppress(ValueError):
             facts = json.loads(line)
-            if isinstance(facts, dict) and facts.keys() >= {"version", "grpcio", "protobuf"}:
+            if isinstance(facts, dict) and facts.keys() >= {"version", "seconds", "grpcio", "protobuf"}:
                 return facts
     return None
 

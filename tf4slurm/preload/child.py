@@ -14,7 +14,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .environ import apply_changes, compared, find_differing, name_some
 from .keeper import Keeper, prctl
@@ -31,8 +31,9 @@ IGNORED_SIGNALS = tuple(
 )
 """Signals that a preloader and its keepers ignore. Slurm may send them to every process of a job."""
 
-Code = tuple[types.CodeType, dict[str, Any]]
-"""What a child runs, and the namespace in which it runs."""
+if TYPE_CHECKING:
+    Code = tuple[types.CodeType, dict[str, Any]]
+    """What a child runs, and the namespace in which it runs."""
 
 
 class Child:
@@ -108,7 +109,7 @@ class Child:
             code = compile(f"import runpy\nrunpy._run_module_as_main({module!r})", own_file, "exec")
             return code, {"__name__": "runpy", "__builtins__": builtins}
         sys.argv[:] = [script, *self._request["arguments"]]
-        path = script if sys.version_info < (3, 9) or os.path.isabs(script) else os.path.join(os.getcwd(), script)
+        path = script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
         main.__file__ = path
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
         if sys.version_info < (3, 15):

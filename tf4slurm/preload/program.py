@@ -1,7 +1,7 @@
 """The preloader: `python [OPTIONS] program.py LISTENER SETTINGS` imports modules once, and forks processes.
 
 The two arguments are file descriptors: of a listening socket, and of a pipe with the settings as one line of JSON. The
-end of the pipe ends the preloader. This file and those that it imports run with the script's Python, 3.7 or newer,
+end of the pipe ends the preloader. This file and those that it imports run with the script's Python, 3.9 or newer,
 which need not have tf4slurm.
 
     agent ──── connection ────────────> keeper ── fork ──> child, which runs the script
@@ -32,7 +32,7 @@ import socket
 import struct
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _PACKAGE = "_tf4slurm_preload"  # a name of its own, because the script's Python may have another tf4slurm
 if __name__ == "__main__":
@@ -40,12 +40,15 @@ if __name__ == "__main__":
     sys.modules[_PACKAGE].__path__ = [os.path.dirname(os.path.abspath(__file__))]
     __package__ = _PACKAGE
 
-from .child import IGNORED_SIGNALS, Child, Code
+from .child import IGNORED_SIGNALS, Child
 from .environ import compared, find_changes, find_differing, name_some, read_initial
 from .keeper import Keeper, fork, prctl
 from .messages import read_conditions, read_proc, receive, send
 from .output import capture_output, close_output, flush_streams
 from .replay import Refusal, Replay, find_top_level
+
+if TYPE_CHECKING:
+    from .child import Code
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _REQUEST_SECONDS = 2.0
@@ -89,6 +92,8 @@ class Preloader:
         directory = os.getcwd()
         standard = {name.partition(".")[0] for name in sys.modules if name not in _AT_START} - {_PACKAGE}
         try:
+            if sys.version_info < (3, 9):  # noqa: UP036 - this is the script's Python
+                raise Refusal("Python is older than 3.9")
             if sys.gettrace() is not None or sys.getprofile() is not None:
                 raise Refusal("a profiler or the measurement of coverage has started with Python")
             if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
