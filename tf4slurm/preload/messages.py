@@ -1,6 +1,6 @@
 """Messages between an agent and a preloader: JSON objects on a socket, with file descriptors.
 
-This file and the others that `program.py` imports run with the script's Python, 3.9 or newer. Python 3.7 can import them.
+This file and the others that `program.py` imports run with the script's Python, 3.9 or newer. 3.7 can import them.
 """
 
 from __future__ import annotations
