@@ -34,6 +34,7 @@ from benchmarks.measure import Figure, machine
 from benchmarks.network import measure_infiniband
 from benchmarks.page import FIGURES, write_results
 from benchmarks.peer_processes import peer_versions
+from benchmarks.preload import measure_preload
 from benchmarks.real_job import measure_import_storm, measure_start_on_slurm
 from benchmarks.recommender import measure_recommender
 from benchmarks.rendezvous import measure_rendezvous
@@ -59,6 +60,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     "memory": measure_memory,
     "start": lambda directory: measure_start(directory, 11),
     "start on Slurm": lambda directory: measure_start_on_slurm(directory, 10),
+    "preload": lambda directory: measure_preload(directory, 3),
     "import storm": lambda directory: measure_import_storm(directory, 4),
     "staging": lambda directory: measure_staging(directory, 3),
     "saving": lambda directory: measure_saving(directory, 3),
