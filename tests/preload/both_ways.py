@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -122,10 +123,15 @@ class Scripts:
                 child = await Child.start(
                     command, task_environ, on_output, ignores_stop_signals=ignores_stop_signals, fork=fork
                 )
-                if signal_number is not None:
-                    await asyncio.wait_for(first.wait(), TIMEOUT_SECONDS)
-                    child.signal(signal_number)
-                returncode = await asyncio.wait_for(child.wait(), TIMEOUT_SECONDS)
+                try:
+                    if signal_number is not None:
+                        await asyncio.wait_for(first.wait(), TIMEOUT_SECONDS)
+                        child.signal(signal_number)
+                    returncode = await asyncio.wait_for(child.wait(), TIMEOUT_SECONDS)
+                except asyncio.TimeoutError:
+                    child.signal(signal.SIGKILL)
+                    await child.wait()
+                    raise AssertionError(f"{command} has not ended. Its output: {printed.decode()!r}") from None
                 if fork is not None and child.parent_id != os.getpid():  # else this would kill what other tests use
                     await asyncio.to_thread(child.kill_left_processes)
                 output = _ADDRESS.sub("0x", printed.decode())

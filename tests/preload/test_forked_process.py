@@ -250,7 +250,9 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_has_the_same_effect(number: signal.Signals, ignores: bool, scripts: Scripts) -> None:
     is_ignored = ignores and number not in (signal.SIGKILL, signal.SIGQUIT, signal.SIGALRM)
-    text = f"import time\nimport tensorflow\nprint('ready', flush=True); time.sleep({0.5 if is_ignored else 60})\n"
+    # One line, for equal tracebacks. Not one long sleep, which misses a signal that arrives just before it.
+    waits = f"for _ in [print('ready', flush=True), *range({50 if is_ignored else 6000})]: time.sleep(0.01)"
+    text = f"import time\nimport tensorflow\n{waits}\n"
     environ = scripts.environ(PYTHONNODEBUGRANGES="1")
     expect_equal(
         *scripts.run_script(text, environ=environ, signal_number=number, until="ready", ignores_stop_signals=ignores)
