@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import resource
 import socket
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.network.ports import HeldPort, hold_port
-from tf4slurm.network.reachability import answer_checks, find_unreachable, members_to_check
+from tf4slurm.network.reachability import answer_checks, find_unreachable, is_answering, members_to_check
 
 SECRET = "the secret of this job"
 
@@ -185,3 +187,31 @@ def test_every_member_is_checked_once_from_another_node(nodes: list[str]) -> Non
     counts = Counter(checked for _, checked in pairs)
     assert counts == ({} if len(set(nodes)) == 1 else dict.fromkeys(range(len(nodes)), 1))
     assert all(nodes[checker] != nodes[checked] for checker, checked in pairs)
+
+
+def test_delay_of_the_own_event_loop_is_no_silence_of_a_server() -> None:
+    """Three servers: one answers while the event loop of the check is blocked, one never, and one is not there."""
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.recv(100)
+        connection.sendall(settings)
+        connection.recv(100)  # until the check closes
+        connection.close()
+
+    async def run(addresses: list[Address]) -> list[bool | None]:
+        checks = [asyncio.create_task(is_answering(address, 0.4)) for address in addresses]
+        for _ in range(3):
+            await asyncio.sleep(0)
+            time.sleep(1)
+        return await asyncio.gather(*checks)
+
+    with socket.create_server(("127.0.0.1", 0)) as answers, socket.create_server(("127.0.0.1", 0)) as silent:
+        gone = socket.create_server(("127.0.0.1", 0))
+        addresses = [Address(*each.getsockname()) for each in (answers, silent, gone)]
+        gone.close()
+        thread = threading.Thread(target=answer, args=(answers,))
+        thread.start()
+        assert asyncio.run(run(addresses)) == [True, False, None]
+        thread.join(10)

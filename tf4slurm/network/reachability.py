@@ -13,7 +13,8 @@ import hmac
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 
@@ -27,6 +28,8 @@ _CHECKS_PER_SECOND = 1000  # limit for all servers together
 _EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _EMPTY_SETTINGS  # RFC 9113, section 3.4
 _FRAME_HEADER_BYTES = 9
+_TURNS = 8
+_T = TypeVar("_T")
 _SETTINGS_FRAME = 4  # the fourth byte of a frame is its type
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """The variables that make gRPC use a proxy.
@@ -141,7 +144,8 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     """Check on a new connection whether a server answers the first bytes of HTTP/2, as TensorFlow's server does.
 
     grpcio's keepalive pings cannot be used: TensorFlow's server closes connections that send them ("too_many_pings").
-    The timeout is for the connection, and again for the answer.
+    The timeout is for the connection, and again for the answer. It is at least 8 turns of the event loop long: the
+    threads of hundreds of workers delay the loop of a chief for seconds.
 
     Returns:
         True if an HTTP/2 server answers. False after a timeout. None if the connection fails or ends, or if the answer
@@ -150,9 +154,9 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     writer = None
     try:
         opening = asyncio.open_connection(address.host, address.port)
-        reader, writer = await asyncio.wait_for(opening, timeout_seconds)
+        reader, writer = await _wait_for(opening, timeout_seconds)
         writer.write(_PREFACE)
-        header = await asyncio.wait_for(reader.readexactly(_FRAME_HEADER_BYTES), timeout_seconds)
+        header = await _wait_for(reader.readexactly(_FRAME_HEADER_BYTES), timeout_seconds)
         return True if header[3] == _SETTINGS_FRAME else None
     except asyncio.TimeoutError:
         return False
@@ -161,6 +165,22 @@ async def is_answering(address: Address, timeout_seconds: float) -> bool | None:
     finally:
         if writer is not None:
             writer.transport.abort()
+
+
+async def _wait_for(coroutine: Coroutine[Any, Any, _T], timeout_seconds: float) -> _T:
+    """Return the result of a coroutine, or raise TimeoutError after `_TURNS` waits of the event loop in a row.
+
+    A delay of the event loop counts as one of them, however long it is. An answer that has come meanwhile is seen.
+    """
+    task = asyncio.ensure_future(coroutine)
+    try:
+        for _ in range(_TURNS):
+            done, _ = await asyncio.wait({task}, timeout=timeout_seconds / _TURNS)
+            if done:
+                return task.result()
+        raise asyncio.TimeoutError
+    finally:
+        task.cancel()
 
 
 def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
