@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,14 @@ from tests.processes import child_of, wait_until
 tf = pytest.importorskip("tensorflow", reason="pip install tensorflow-cpu, or tf4slurm[cpu]")
 
 from tensorflow.python.eager import cancellation  # noqa: E402
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable  # noqa: E402
 
 from tests.faults.disk import fill, small_disk  # noqa: E402
 from tf4slurm.control.messages import CheckpointState, ScriptState  # noqa: E402
 from tf4slurm.errors import CheckpointError  # noqa: E402
-from tf4slurm.tensorflow.cancellation import separate_threads  # noqa: E402
 from tf4slurm.tensorflow.checkpoint_files import count_bytes, find_finished, make_room  # noqa: E402
 from tf4slurm.tensorflow.checkpoints import Checkpoints  # noqa: E402
+from tf4slurm.tensorflow.concurrent_saves import separate_threads  # noqa: E402
 
 SAVING = Path(__file__).with_name("saving.py")
 STACK = """
@@ -125,6 +127,31 @@ def test_due_save_holds_the_counter_of_its_beginning(tmp_path: Path, monkeypatch
     checkpoints.begin_save()
     checkpoints.finish_save()
     assert restore(tmp_path) == ("ckpt-5", 5, 7.0)
+
+
+def test_only_a_due_save_lets_sparse_updates_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow reads a variable without a copy, so that its next sparse update copies it, and blocks all others."""
+    read = BaseResourceVariable._read_variable_op
+    reads: list[bool] = []  # whether each read was without a copy
+
+    def note(variable: Any, no_copy: bool = False) -> Any:
+        if variable is table:
+            reads.append(no_copy)
+        return read(variable, no_copy)
+
+    step, table = tf.Variable(1, dtype=tf.int64), tf.Variable(tf.zeros([4, 2]))
+    checkpoints = Checkpoints(tmp_path, step=step, table=table)
+    monkeypatch.setattr(BaseResourceVariable, "_read_variable_op", note)
+    for way, without_copy in ((checkpoints.begin_save, False), (checkpoints.save, True)):
+        step.assign_add(1)
+        table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3])))
+        reads.clear()
+        way()
+        checkpoints.finish_save()
+        assert reads == [without_copy]
+        assert checkpoints.latest is not None
+        saved = tf.train.load_checkpoint(checkpoints.latest).get_tensor("table/.ATTRIBUTES/VARIABLE_VALUE")
+        assert saved.tolist() == [[0, 0], [0, 0], [0, 0], [int(step) - 1] * 2]
 
 
 def test_interrupted_wait_leaves_the_save_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,9 @@ from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.scripts.data_shards import DataShards
 from tf4slurm.scripts.functions import report, should_stop
 from tf4slurm.server_dictionary import current_server_dictionary
-from tf4slurm.tensorflow.cancellation import separate_threads
 from tf4slurm.tensorflow.checkpoint_files import NAME, count_bytes, find_finished, make_room, remove_unfinished
 from tf4slurm.tensorflow.closures import MAX_NOT_PARSED, NOT_PARSED
+from tf4slurm.tensorflow.concurrent_saves import copied_tables, separate_threads
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,9 @@ class Checkpoints:
 
     `run_steps` saves when `every_steps` or `every_minutes` requires it, on a stop request, and at the end. Workers
     train on during a due save: the counter is read first, then the variables. So such a checkpoint may have updates of
-    later steps, which a restored training makes again, but the counter is never ahead of the variables. A ps may need
-    memory for a second copy of a variable that is updated while it is written. With `consistent=True` workers pause.
+    later steps, which a restored training makes again, but the counter is never ahead of the variables. A ps needs
+    memory for a second copy of each table (a variable with sparse updates), and of each other variable that is updated
+    while it is written. With `consistent=True` workers pause.
 
     In a job with ps, only the chief creates an instance. Each ps writes its own variables, so the directory must have
     the same path on the chief and on every ps. Variables that are split over several ps can be restored on a different
@@ -234,7 +235,8 @@ class Checkpoints:
 
         def save() -> None:
             try:
-                self._save_or_warn(step)
+                with copied_tables():
+                    self._save_or_warn(step)
             except BaseException as error:
                 saving.set_exception(error)
             else:
