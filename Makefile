@@ -14,7 +14,7 @@ BROWSER_PACKAGES := chromium fonts-dejavu-core
 # Further versions of Python that `make test-long` tests, where they are installed.
 PYTHONS := 3.10 3.13
 
-# Further versions of TensorFlow with which `make test-long` trains Keras models, and changes the workers.
+# Further versions of TensorFlow with which `make test-long` trains Keras models, changes the workers, and forks processes.
 TENSORFLOWS := 2.16 2.18
 
 .PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist simulate soak fuzz clean
@@ -48,7 +48,7 @@ slurm-versions: $(VENV)/installed slurm
 	  apt-get install -y -qq --no-install-recommends debootstrap e2fsprogs >/dev/null; fi
 	$(BIN)/python -m tests.slurm.versions
 
-# The unit tests and some local jobs on other versions of Python, without TensorFlow.
+# The unit tests, some local jobs and forked processes on other versions of Python, without TensorFlow.
 test-pythons: $(PYTHONS:%=$(VENV)-%/tested)
 
 $(VENV)-%/tested: FORCE
@@ -58,9 +58,9 @@ $(VENV)-%/tested: FORCE
 	set -ex; "$$python" -m venv $(VENV)-$*; \
 	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check --editable ".[test]"; \
 	$(VENV)-$*/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/local/test_fork_safety.py \
-	    tests/test_architecture.py
+	    tests/test_architecture.py tests/preload
 
-# Training with Keras on older versions of TensorFlow, each in its own virtual environment.
+# Training with Keras and forked processes on older versions of TensorFlow, each in its own virtual environment.
 test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
 
 .tensorflow-%/installed: setup.cfg pyproject.toml
@@ -70,7 +70,7 @@ test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
 
 .tensorflow-%/tested: .tensorflow-%/installed FORCE
 	$(@D)/bin/python -m pytest -m "" --numprocesses=2 --dist=loadfile tests/tensorflow/test_keras_fit.py \
-	    tests/tensorflow/test_elastic.py tests/tensorflow/reference
+	    tests/tensorflow/test_elastic.py tests/tensorflow/reference tests/tensorflow/test_preload.py
 
 .PRECIOUS: .tensorflow-%/installed
 

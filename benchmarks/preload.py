@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -46,9 +46,7 @@ def measure_preload(directory: Path, rounds: int) -> list[Figure]:
             Figure("the same with --preload never", "s", tuple(found["start never"]), at=count),
             Figure("the same with --preload auto", "s", tuple(auto), at=count),
             ratio("auto over by hand", auto, hand, bound, beside="by hand", at=count),
-            Figure("memory (PSS) of a task by hand", "MB", tuple(found["memory by hand"]), at=count),
-            Figure("with --preload auto, and its part of the preloader", "MB", tuple(found["memory auto"]), at=count),
-            ratio("so many times as much", found["memory auto"], found["memory by hand"], "<= 0.35", at=count),
+            *_memory_figures(found, count),
         ]
         if count == 4:
             imports = tuple(_import_seconds() for _ in range(rounds))
@@ -63,11 +61,21 @@ def measure_preload(directory: Path, rounds: int) -> list[Figure]:
     return figures
 
 
+def _memory_figures(found: Mapping[str, list[float]], count: int) -> list[Figure]:
+    hand, forked, whole = (found[f"memory {way}"] for way in ("by hand", "auto", "with preloader auto"))
+    return [
+        Figure("memory (PSS) of a task by hand", "MB", tuple(hand), at=count),
+        Figure("the same with --preload auto", "MB", tuple(forked), at=count),
+        ratio("auto over by hand, memory of a task", forked, hand, "<= 0.35", beside="by hand", at=count),
+        ratio("the same with its part of the preloader", whole, hand, "", beside="by hand", at=count),
+    ]
+
+
 def _measure(directory: Path, count: int, way: str) -> dict[str, float]:
     """Run a job of `count` tasks once. Return what was measured, by name. The directory is new."""
     started = time.monotonic()
     with _by_hand(directory, count) if way == "by hand" else _job(directory, count, way) as own:
-        found = {"start": _wait_for_step(directory, started) - started, "memory": _memory(directory, own, count)}
+        found = {"start": _wait_for_step(directory, started) - started, **_memory(directory, own, count)}
         if way != "by hand" and count == 4:
             killed = _kill(directory, "worker-0")
             serving = directory / "worker-0.serving"
@@ -139,15 +147,20 @@ def _kill(directory: Path, task: str) -> float:
     return killed
 
 
-def _memory(directory: Path, own: psutil.Process, count: int) -> float:
-    """Return the memory (PSS) of the tasks and their preloader in MB per task."""
-    ids = {int(path.read_text()) for path in directory.glob("*.pid")}
-    assert len(ids) == count
+def _memory(directory: Path, own: psutil.Process, count: int) -> dict[str, float]:
+    """Return the memory (PSS) in MB per task: of the tasks, and of these with the preloader and its keepers."""
+    tasks = {int(path.read_text()) for path in directory.glob("*.pid")}
+    assert len(tasks) == count
+    preloaders = set()
     for process in own.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if any(word.endswith("preload/program.py") for word in process.cmdline()):
-                ids.add(process.pid)
-    return sum(int(_PSS.findall(Path(f"/proc/{each}/smaps_rollup").read_text())[0]) for each in ids) / 1e3 / count
+                preloaders.add(process.pid)
+
+    def pss(ids: set[int]) -> float:
+        return sum(int(_PSS.findall(Path(f"/proc/{each}/smaps_rollup").read_text())[0]) for each in ids) / 1e3 / count
+
+    return {"memory": pss(tasks), "memory with preloader": pss(tasks | preloaders)}
 
 
 def _import_seconds() -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from benchmarks.measure import Figure
 
-_SMALLEST = 100  # tasks; figures with fewer are only in the curves
+_LARGE = 100  # tasks; figures with fewer and without a bound are only in the curve of their quantity
 _HEADS = ("what", "beside", "asked", "median", "spread", "runs", "outcome")
 
 
@@ -45,7 +45,9 @@ def number(value: float) -> str:
 
 
 def _told(figures: Sequence[Figure]) -> list[Figure]:
-    return [figure for figure in figures if figure.at is None or figure.at >= _SMALLEST]
+    curves = {figure.what for figure in figures if figure.at is not None and figure.at >= _LARGE}
+    small = [each for each in figures if each.at is not None and each.at < _LARGE and each.what in curves]
+    return [figure for figure in figures if figure.bound or figure not in small]
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:

@@ -81,4 +81,5 @@ class ThrottledDisk(mfusepy.Operations):  # type: ignore[misc]
 
 if __name__ == "__main__":
     source, mount_point, bytes_per_second = sys.argv[1:]
-    mfusepy.FUSE(ThrottledDisk(source, float(bytes_per_second)), mount_point, foreground=True, big_writes=True)
+    options = {"big_writes": True} if mfusepy.fuse_version_major == 2 else {}  # libfuse 3 always has them
+    mfusepy.FUSE(ThrottledDisk(source, float(bytes_per_second)), mount_point, foreground=True, **options)

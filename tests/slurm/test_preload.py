@@ -85,6 +85,9 @@ def test_loss_of_the_preloader_changes_nothing_but_the_way_of_later_starts(
         assert job.wait(120) == 0, job.stdout + job.stderr
         assert len(imports(script)) > 2
         assert "because the preloader has ended" in job.stdout + job.stderr
+        reasons = [task["not_forked"] for task in job.result["tasks"] if not task["is_forked"]]
+        assert reasons
+        assert all(reason.startswith("the preloader has ended") for reason in reasons)
 
 
 def test_tasks_whose_variables_differ_do_not_share_a_preloader(tmp_path: Path, lab: SlurmLab, script: Path) -> None:

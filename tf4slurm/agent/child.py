@@ -142,6 +142,7 @@ class OwnedChild(TaskProcess):
         self._sees_gpus = False
         self._is_ending = False
         self._fork: ForkRequest | None = None
+        self._not_forked = ""  # why the next child is executed, or ""
         self._hold: Hold | None = None
         self._last_child: Child | None = None  # whose keeper may still run
 
@@ -171,7 +172,8 @@ class OwnedChild(TaskProcess):
             else:
                 address = Preloader(self._spec.command, base_environment(environ), has_own_group=False).address
         except (NotPreloaded, OSError, RuntimeError) as error:
-            self._log_not_preloaded(str(error))
+            self._not_forked = str(error)
+            self._log_not_preloaded(self._not_forked)
             return None
         return ForkRequest(address, self._spec.start_timeout_seconds)
 
@@ -289,7 +291,7 @@ class OwnedChild(TaskProcess):
                 log.write,
                 ignores_stop_signals=self._ignores_stop_signals,
                 name=str(task),
-                fork=self._fork if self._is_forked(role) else None,
+                fork=self._choose_fork(role),
             )
             self._last_child = self._child
         except (Tf4SlurmError, OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
@@ -311,6 +313,8 @@ class OwnedChild(TaskProcess):
             state="running",
             start_count=start_count,
             process_id=self._child.process_id,
+            is_forked=self._child.is_forked,
+            not_forked=self._child.not_forked or self._not_forked,
             returncode=None,
             killed_by=None,
             detail=None,
@@ -325,9 +329,12 @@ class OwnedChild(TaskProcess):
         self.request_stop()
         await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
 
-    def _is_forked(self, role: Role) -> bool:
-        """Return whether a preloader may fork the child: no program of tf4slurm, and by default none that has a GPU."""
-        return not role.program and (self._spec.preload == "always" or not (role.sees_gpus and has_gpus()))
+    def _choose_fork(self, role: Role) -> ForkRequest | None:
+        """Return None if the child is executed: a program of tf4slurm, and by default one that has a GPU."""
+        if self._fork is not None and role.sees_gpus and self._spec.preload != "always" and has_gpus():
+            self._not_forked = "the task has a GPU"
+            return None
+        return None if role.program else self._fork
 
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Wait for the child's exit, and report it. `_finish_log` then reports the child's last lines.
@@ -364,7 +371,8 @@ class OwnedChild(TaskProcess):
             self._log_not_preloaded(child.not_forked)
         killed_by = "liveness_probe" if detail is not None else None
         exit_report = {"state": "exited", "returncode": returncode, "killed_by": killed_by, "detail": detail}
-        exit_report["waits_for"] = ()
+        exit_report |= {"waits_for": (), "is_forked": child.is_forked}
+        exit_report["not_forked"] = child.not_forked or self._not_forked
         observed = self._client.observed
         # The launcher compares the failure of a second start with that of the first before it allows a third.
         waits_for_failure = returncode != 0 and observed.start_count > 1 and not observed.has_server

@@ -257,6 +257,8 @@ class ObservedState:
             the last `WAIT_SECONDS`. See `jobs.waiting_lines`.
         next_chief_seconds: The process of an external chief has left, and asks the job to start ps and workers again
             for another chief, which may attach within this time. Sent with the state "terminated". None otherwise.
+        is_forked: Whether the preloader has forked the last child (`--preload`).
+        not_forked: Why it has not, as a clause. Empty if it has, or if no child is to be forked.
     """
 
     state: TaskState = "registered"
@@ -277,6 +279,8 @@ class ObservedState:
     printed_nothing: bool = False
     waits_for: tuple[str, ...] = ()
     next_chief_seconds: float | None = None
+    is_forked: bool = False
+    not_forked: str = ""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Receiver:
             state.on_ready(record)
         elif observed.state == "running":
             record.started_at, record.ended_at = state.now, None
-            state.emit("started", record, f"started (process {observed.process_id})")
+            state.emit("started", record, f"started (process {observed.process_id}{_describe_start(observed)})")
         elif observed.state == "exited":
             state.on_exit(record)
         elif observed.state == "terminated":
@@ -181,3 +181,9 @@ class Receiver:
         state.scripts.on_script_state(record, before, state.now)
         state.scripts.note_end_of_training()
         state.end_stop_if_saved()
+
+
+def _describe_start(observed: ObservedState) -> str:
+    if observed.is_forked:
+        return ", with TensorFlow preloaded"
+    return f"; TensorFlow is not preloaded, because {observed.not_forked}" if observed.not_forked else ""

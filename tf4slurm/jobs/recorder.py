@@ -229,6 +229,8 @@ def describe_task(
         address=str(record.address) if record.address else None,
         state="importing" if record.is_importing(now) else observed.state if record.has_registered else "missing",
         starts=observed.start_count,
+        is_forked=observed.is_forked,
+        not_forked=observed.not_forked,
         returncode=observed.returncode,
         killed_by=observed.killed_by,
         detail=observed.detail,

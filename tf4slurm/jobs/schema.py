@@ -112,6 +112,8 @@ class TaskStatus:
         state: "missing" until the task registers, then the last state that its agent reported. "importing" replaces
             "running" until its server answers or its script calls a function of tf4slurm, for at most 60 s.
         starts: Number of starts of its child process in this attempt.
+        is_forked: Whether its last child process was forked by the preloader (--preload), and not executed.
+        not_forked: Why it was executed, as a clause; empty if it was forked, and without a preloader.
         returncode: Exit code of the last child process, or minus the number of the signal that killed it.
         killed_by: What ended the child process or its agent: "liveness_probe", "guard" (the process above the agent was
             killed), "slurmstepd" (Slurm's process above the task was killed) or "stop" (the job or the attempt ended).
@@ -148,6 +150,8 @@ class TaskStatus:
     address: str | None = None
     state: str = "?"
     starts: int = 0
+    is_forked: bool = False
+    not_forked: str = ""
     returncode: int | None = None
     killed_by: KilledBy | None = None
     detail: str | None = None

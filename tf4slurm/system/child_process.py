@@ -53,7 +53,8 @@ class Child:
     Attributes:
         process_id: The child's process id.
         parent_id: The process id of its parent: this process, or the keeper of a forked child.
-        not_forked: Why the child has been executed although a `ForkRequest` was given, as a clause, or "".
+        not_forked: Why the child has been executed although a `ForkRequest` was given, as a clause, or "". The reason
+            may be known only at its end.
     """
 
     def __init__(self, process: _ExecutedProcess | ForkedProcess, name: str = "", not_forked: str = "") -> None:
@@ -69,6 +70,11 @@ class Child:
     def ended_at(self) -> float | None:
         """Time of the child's end in seconds (time.monotonic). None while the child runs."""
         return self._process.ended_at
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether a preloader has forked the child. It may have executed its command since."""
+        return isinstance(self._process, ForkedProcess) and not self._process.executed
 
     @property
     def not_forked(self) -> str:
