@@ -132,6 +132,18 @@ def test_loss_of_the_keeper_ends_its_child(scripts: Scripts) -> None:
     run(scripts, SLEEPS, main)
 
 
+def test_ended_children_leave_no_zombies(scripts: Scripts) -> None:
+    async def main(running: Running) -> None:
+        for _ in range(2):
+            child = await running.start()
+            assert await child.wait() == 0
+            assert child.is_forked
+            await asyncio.to_thread(child.kill_left_processes)
+        assert wait_until(lambda: running.process.children() == [], 10)
+
+    run(scripts, "import tensorflow\n", main)
+
+
 def test_child_is_executed_if_the_preloader_does_not_answer(scripts: Scripts) -> None:
     async def main(running: Running) -> None:
         first = await running.start_until(b"ready")

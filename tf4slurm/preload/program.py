@@ -116,6 +116,7 @@ class Preloader:
 
     def serve(self) -> Code:
         """Handle requests until no process needs this one any more. Return only in a child: what it runs."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended keepers leave no zombies
         timeout: float | None = _HOLD_SECONDS if self._is_shared else None
         while True:
             waited: list[Any] = [self._listener, *self._life, *self._holders]
