@@ -48,7 +48,7 @@ slurm-versions: $(VENV)/installed slurm
 	  apt-get install -y -qq --no-install-recommends debootstrap e2fsprogs >/dev/null; fi
 	$(BIN)/python -m tests.slurm.versions
 
-# The unit tests, some local jobs and forked processes on other versions of Python, without TensorFlow.
+# The unit tests and some local jobs on other versions of Python, without TensorFlow.
 test-pythons: $(PYTHONS:%=$(VENV)-%/tested)
 
 $(VENV)-%/tested: FORCE
@@ -58,7 +58,7 @@ $(VENV)-%/tested: FORCE
 	set -ex; "$$python" -m venv $(VENV)-$*; \
 	$(VENV)-$*/bin/pip install --quiet --disable-pip-version-check --editable ".[test]"; \
 	$(VENV)-$*/bin/python -m pytest --numprocesses=2 --dist=loadfile tests/unit tests/local/test_fork_safety.py \
-	    tests/test_architecture.py tests/preload
+	    tests/test_architecture.py
 
 # Training with Keras and forked processes on older versions of TensorFlow, each in its own virtual environment.
 test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
