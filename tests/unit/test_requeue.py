@@ -209,14 +209,52 @@ def test_unreachable_controller_means_no_requeue(
     assert "busy" in (Requeue(JobId(7), 1).find_obstacle() or "")
 
 
-@pytest.mark.parametrize(("restart_count", "forbidden"), [(0, []), (1, [JobId(7)])])
-def test_job_that_was_requeued_and_ends_is_not_requeued_again(
-    monkeypatch: pytest.MonkeyPatch, restart_count: int, forbidden: list[JobId]
+@pytest.mark.parametrize("num_queries", [0, 1, 2], ids=["requeued", "requeued-meanwhile", "not-requeued"])
+def test_job_that_ends_is_not_requeued_again_unless_slurm_has_done_so(
+    monkeypatch: pytest.MonkeyPatch, num_queries: int
 ) -> None:
-    found: list[JobId] = []
-    monkeypatch.setattr(requeue, "forbid_requeue", found.append)
-    Requeue(JobId(7), 1, restart_count=restart_count).end()
-    assert found == forbidden
+    """Slurm requeues it after `num_queries` queries, at the end of the grace time of a preemption."""
+    calls: list[object] = []
+    requeued = SlurmJob("PENDING", True, True, False, "low", restart_count=1)
+
+    def query_job(job_id: JobId) -> SlurmJob:
+        calls.append("query")
+        return requeued if calls.count("query") > num_queries else RUNNING
+
+    monkeypatch.setattr(requeue, "query_job", query_job)
+    monkeypatch.setattr(requeue, "allow_requeue", lambda job_id, allowed: calls.append(allowed))
+    assert Requeue(JobId(7), 1).end() == (num_queries < 2)
+    assert calls == [["query"], ["query", False, "query", True], ["query", False, "query"]][num_queries]
+
+
+def test_job_that_slurm_requeues_before_the_launcher_can_has_the_result_requeued(
+    monkeypatch: pytest.MonkeyPatch, directory: RunDirectory
+) -> None:
+    """Slurm refuses the launcher's request, because the job is pending: the grace time of the preemption has ended."""
+    jobs = [
+        SlurmJob("RUNNING", True, True, True, "low"),
+        SlurmJob("PENDING", True, True, False, "low", restart_count=1),
+    ]
+
+    def refuse(job_id: JobId) -> None:
+        raise LaunchError("the job is pending", command=(), returncode=1)
+
+    monkeypatch.setattr(requeue, "query_job", lambda job_id: jobs.pop(0))
+    monkeypatch.setattr(requeue, "requeue_job", refuse)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    async def conclude() -> ResultFile:
+        request = Requeue(JobId(7), 1)
+        launcher = Launcher(
+            JobSpec(("true",), workers=1).for_tasks(None), ExternalSpawner(), directory, TerminalOutput(), request
+        )
+        return await launcher._requeue_job(STOPPED, request)
+
+    try:
+        file = asyncio.run(conclude())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert (file.state, file.exit_code, file.requeued) == ("REQUEUED", 75, "Slurm")
 
 
 def test_job_ends_even_if_slurm_does_not_answer(
@@ -225,6 +263,6 @@ def test_job_ends_even_if_slurm_does_not_answer(
     def fail(job_id: str) -> None:
         raise LaunchError("the controller is down", command=(), returncode=1)
 
-    monkeypatch.setattr(requeue, "forbid_requeue", fail)
+    monkeypatch.setattr(requeue, "query_job", fail)
     Requeue(JobId(7), 1, restart_count=1).end()
     assert "Slurm may run the job again: the controller is down" in caplog.text

@@ -353,10 +353,7 @@ class Launcher:
         self._events.close()
         try:
             if self._requeue is not None:
-                if file.state == STOPPED:
-                    file = await self._requeue_job(file, self._requeue)
-                if file.state != REQUEUED:
-                    await self._writer.call(self._requeue.end)
+                file = await self._requeue_job(file, self._requeue)
             await self._writer.call(save_result, file, directory)  # last: all other files exist then
             report = await self._writer.call(write_report, directory)
         except RunDirectoryError as error:  # a full or stalled disk does not change the outcome
@@ -367,9 +364,20 @@ class Launcher:
         return result
 
     async def _requeue_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
+        """Requeue the job if necessary, or else forbid Slurm to do so. Return the new content of result.json.
+
+        `file` is the content without a requeue.
+        """
+        if file.state == STOPPED:
+            file = await self._requeue_stopped_job(file, requeue)
+        if file.state != REQUEUED and await in_thread(requeue.end):
+            file = mark_requeued(file, BY_SLURM)
+        return file
+
+    async def _requeue_stopped_job(self, file: ResultFile, requeue: Requeue) -> ResultFile:
         """Requeue the job if `Requeue.find_reason` returns a reason. Return the new content of result.json.
 
-        `file` is the content without a requeue. A job whose last two runs had no new step is not requeued at its time
+        A job whose last two runs had no new step is not requeued at its time
         limit, and its result is a failure. If Slurm accepts the request, Slurm ends this process.
         """
         reason = await self._writer.call(requeue.find_reason, file.exit_code, self._run_directory)

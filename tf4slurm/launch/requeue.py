@@ -16,8 +16,9 @@ from tf4slurm.errors import EXIT_REQUEUED, REQUEUED, LaunchError, SchemaVersionE
 from tf4slurm.jobs.registry import KnownJob
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
-from tf4slurm.slurm.commands import exclude_nodes, forbid_requeue, query_job, requeue_job
+from tf4slurm.slurm.commands import allow_requeue, exclude_nodes, query_job, requeue_job
 from tf4slurm.slurm.job_id import JobId
+from tf4slurm.slurm.parsing import SlurmJob
 from tf4slurm.system.exec_child import NOW_SIGNAL
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Requeue:
         except LaunchError as error:
             logger.error("the job is not requeued: %s", error)
             return None
-        if job.state != "RUNNING" and job.restart_count > self.restart_count:
+        if self._has_requeued(job):
             return BY_SLURM
         if job.state != "RUNNING":  # cancelled or timed out
             logger.warning("the job is not requeued: its state in Slurm is %s", job.state)
@@ -124,18 +125,28 @@ class Requeue:
             progress.end_attempt()
         return progress
 
-    def end(self) -> None:
-        """Forbid Slurm to requeue the job at its end. Do nothing if the job was never requeued.
+    def end(self) -> bool:
+        """Forbid Slurm to requeue the job at its end. Return whether Slurm has requeued it already.
 
-        In Slurm 24.11 a job that has requeued itself at a preemption counts as preempted for ever. Slurm would requeue
-        the job once more at its end.
+        Slurm requeues a preempted job when its grace time ends, perhaps in the seconds in which the job ends by itself.
+        In Slurm 24.11 a job that has requeued itself at a preemption counts as preempted for ever, and Slurm would
+        requeue it once more at its end.
         """
-        if self.restart_count == 0:
-            return
         try:
-            forbid_requeue(self.job_id)
+            if self._has_requeued(query_job(self.job_id)):
+                return True
+            allow_requeue(self.job_id, False)
+            is_requeued = self._has_requeued(query_job(self.job_id))
+            if is_requeued:  # before it was forbidden: the next run may be requeued
+                allow_requeue(self.job_id, True)
         except LaunchError as error:
             logger.warning("Slurm may run the job again: %s", error)
+            return False
+        return is_requeued
+
+    def _has_requeued(self, job: SlurmJob) -> bool:
+        """Return whether Slurm has requeued the job during this run."""
+        return job.state != "RUNNING" and job.restart_count > self.restart_count
 
     def _requeued_runs(self, run_directory: RunDirectory) -> list[ResultFile]:
         """Return the results of this job's runs that were requeued at the time limit, the first run first.

@@ -382,9 +382,9 @@ def exclude_nodes(job_id: JobId, nodes: Sequence[str]) -> None:
     _read(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(filter(None, (excluded, *nodes)))}"))
 
 
-def forbid_requeue(job_id: JobId) -> None:
-    """Forbid Slurm to requeue a job."""
-    _read(("scontrol", "update", f"JobId={job_id}", "Requeue=0"))
+def allow_requeue(job_id: JobId, allowed: bool) -> None:
+    """Allow or forbid Slurm to requeue a job."""
+    _read(("scontrol", "update", f"JobId={job_id}", f"Requeue={allowed:d}"))
 
 
 def layout_of(step: SlurmStep, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> tuple[str, ...]:
