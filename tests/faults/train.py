@@ -4,7 +4,7 @@
 
 It writes under DIRECTORY, with times in seconds of the wall clock, which the hosts of the lab share:
 
-    imports      "task attempt seconds time": duration and end of the import of TensorFlow
+    imports      "task attempt seconds time": duration of the import of TensorFlow, and when the task goes on
     steps        "attempt step time": after each batch of closures, by the chief
     saved        the time of the latest save
     checkpoints/ written every tenth turn and at the end; training resumes from them
@@ -28,6 +28,11 @@ from typing import Any
 
 import tf4slurm
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+_STARTED = time.monotonic()
+import tensorflow as tf  # noqa: E402 - at the top of the script, so that a preloader may import it
+
+IMPORT_SECONDS = time.monotonic() - _STARTED
 TASK = os.environ.get("TF4SLURM_TASK", "")
 ATTEMPT = os.environ.get("TF4SLURM_ATTEMPT", "1")
 LATE_SECONDS = 30.0
@@ -48,23 +53,15 @@ def main(directory: Path, misbehaviour: str) -> None:
         atexit.register(lambda: threading.Event().wait())
         if not TASK.startswith("chief"):  # on termination, exit through the atexit handlers
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    tf = import_tensorflow(directory)
+    append(directory / "imports", f"{TASK} {ATTEMPT} {IMPORT_SECONDS:.3f} {time.time():.3f}")
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type == "chief":
-        run_chief(tf, resolver, directory, uses_tf4slurm=misbehaviour != "does not use tf4slurm")
+        run_chief(resolver, directory, uses_tf4slurm=misbehaviour != "does not use tf4slurm")
     else:
-        run_server(tf, resolver, directory)
+        run_server(resolver, directory)
 
 
-def import_tensorflow(directory: Path) -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    started = time.monotonic()
-    tf = importlib.import_module("tensorflow")
-    append(directory / "imports", f"{TASK} {ATTEMPT} {time.monotonic() - started:.3f} {time.time():.3f}")
-    return tf
-
-
-def run_server(tf: Any, resolver: Any, directory: Path) -> None:
+def run_server(resolver: Any, directory: Path) -> None:
     """Run a ps or a worker. The server has its own threads; this one waits for a request to exit."""
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     server = tf.distribute.Server(
@@ -75,7 +72,7 @@ def run_server(tf: Any, resolver: Any, directory: Path) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def run_chief(tf: Any, resolver: Any, directory: Path, *, uses_tf4slurm: bool) -> None:
+def run_chief(resolver: Any, directory: Path, *, uses_tf4slurm: bool) -> None:
     """Run the chief: train until asked to finish or to stop, and save."""
     tf.get_logger().setLevel("ERROR")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
