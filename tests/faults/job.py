@@ -85,7 +85,7 @@ class TrainingJob:
     def process_of(self, target: str) -> int:
         """Return the process id on this host of a task's child, "agent of TASK", "launcher" or "batch script"."""
         if target.startswith("agent of "):
-            return psutil.Process(self.process_of(target.removeprefix("agent of "))).ppid()
+            return self._agent_of(self.process_of(target.removeprefix("agent of ")))
         marked = marked_processes(self._mark)
         if target == "launcher":
             (found,) = [process.pid for process in marked if _arguments(process)[1:3] == [TF4SLURM, "run"]]
@@ -96,6 +96,14 @@ class TrainingJob:
             ]  # not a fork of the script
         else:
             (found,) = [process.pid for process in marked if _is_child_of(process, target)]
+        return found
+
+    def _agent_of(self, child: int) -> int:
+        """Return the agent on the host of a child. The parent of a forked child is a process of the preloader."""
+        marked = marked_processes(self._mark)
+        (host,) = [process.host for process in marked if process.pid == child]
+        agents = [process.pid for process in marked if process.host == host and _is_agent(process.pid)]
+        (found,) = [each for each in agents if psutil.Process(each).ppid() in agents]  # the other one is its guard
         return found
 
     def waiting_for(self, process_id: int) -> list[int]:
@@ -202,6 +210,11 @@ class TrainingJob:
 def _is_child_of(process: MarkedProcess, task: str) -> bool:
     environ = read_process(process.pid, "environ").split(b"\0")
     return f"TF4SLURM_TASK={task}".encode() in environ and _arguments(process)[1:2] == [str(TRAIN)]
+
+
+def _is_agent(process_id: int) -> bool:
+    """Return whether it is an agent, or the guard above one, whose command is the same."""
+    return psutil.Process(process_id).cmdline()[1:4] == ["-I", "-S", "-c"]
 
 
 def _arguments(process: MarkedProcess) -> list[str]:
