@@ -21,6 +21,21 @@ config = json.loads(os.environ["TF_CONFIG"])
 port = config["cluster"][role][config["task"]["index"]].rpartition(":")[2]
 server = socket.create_server(("", int(port)), reuse_port=True)
 """
+TAKEN = """
+import json, socket
+config = json.loads(os.environ["TF_CONFIG"])
+address = "", int(config["cluster"][role][0].rpartition(":")[2])
+if role == "ps":
+    server = socket.create_server(address)
+    reading, writing = os.pipe()
+    if os.fork() == 0:  # this process has the port
+        os.setsid()
+        os.write(writing, b"x")
+        time.sleep(60)
+    os.read(reading, 1)
+    socket.create_server(address)
+time.sleep(60)
+"""
 FAILS_TWICE = """
 if role == "worker":
     open("failures", "a").write("x")
@@ -153,6 +168,8 @@ JOBS: Table = {
         *("--stall-timeout", "2", "--start-timeout", "20"),
         is_long=True,
     ),
+    "Another process listens on port": script(TAKEN, is_long=True),
+    "could not listen on port": script(SERVER.replace("True", "False") + "time.sleep(60)\n", "--hold-ports", "always"),
     "was killed by signal 9": during(kill_child),
     "restart 1 of at most": script(FAILS_TWICE, "--max-worker-restarts", "1"),
     "exited with code 0 before the job was done": script(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tf4slurm.errors import PlacementError
-from tf4slurm.network.ports import HeldPort, count_free, format_ranges, hold_port, parse_ports
+from tf4slurm.network.ports import HeldPort, count_free, format_ranges, has_listener, hold_port, parse_ports
 
 PORT = st.integers(1, 65535)
 
@@ -123,6 +123,73 @@ def test_holder_listens_on_its_port_and_stops_for_the_child(held: HeldPort) -> N
         socket.create_connection(("127.0.0.1", held.port), timeout=60)
     with listener(held.port, reuse=True) as server:
         assert_reached(server, held.port)
+
+
+PLAIN, ADDRESS, PORT_ONLY = (), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)
+BOTH = ADDRESS + PORT_ONLY  # as TensorFlow's server with TF_GRPC_REUSE_PORT=true
+
+
+def open_server(port: int, options: tuple[int, ...], family: int = socket.AF_INET) -> socket.socket | None:
+    """Listen on the port with these options. Return None if it is in use."""
+    server = socket.socket(family)
+    for option in options:
+        server.setsockopt(socket.SOL_SOCKET, option, 1)
+    try:
+        server.bind(("", port))
+        server.listen()
+    except OSError:
+        server.close()
+        return None
+    return server
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rules of Linux")
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+@pytest.mark.parametrize(
+    ("options", "is_restricted", "is_shared"),
+    [(PLAIN, False, False), (ADDRESS, False, True), (PORT_ONLY, True, True), (BOTH, True, True)],
+)
+def test_which_servers_can_listen_on_a_held_port(
+    held: HeldPort, family: int, options: tuple[int, ...], is_restricted: bool, is_shared: bool
+) -> None:
+    held.listen().close()  # as before each child starts
+    for is_possible in (is_restricted, is_shared, is_restricted, is_shared):
+        server = open_server(held.port, options, family)
+        assert (server is not None) is is_possible
+        if server is not None:
+            assert has_listener(held.port)
+            client = socket.create_connection(("::1" if family == socket.AF_INET6 else "127.0.0.1", held.port))
+            server.accept()[0].close()  # the server's side stays in TIME_WAIT
+            client.close()
+            assert open_server(held.port, ADDRESS, family) is None
+            server.close()
+        assert not has_listener(held.port)
+        held.share(with_every_server=is_possible is is_restricted and is_restricted is not is_shared)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rules of Linux")
+def test_kernel_gives_a_shared_port_to_no_program_that_asks_for_any(held: HeldPort) -> None:
+    held.share(with_every_server=True)
+    with contextlib.ExitStack() as opened:
+        for _ in range(1_000):
+            other = opened.enter_context(socket.socket())
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("", 0))
+            assert other.getsockname()[1] != held.port
+
+
+def test_released_port_is_free_but_not_for_other_tasks() -> None:
+    with contextlib.closing(hold_port()) as free:
+        pass
+    with contextlib.closing(hold_port([free.port])) as held:
+        held.release()
+        held.share(with_every_server=True)  # no effect
+        server = open_server(held.port, PLAIN)
+        assert server is not None
+        server.close()
+        if sys.platform == "linux":
+            with pytest.raises(PlacementError):
+                hold_port([held.port])
 
 
 def test_listening_on_the_held_port_does_not_admit_another_holder(held: HeldPort) -> None:

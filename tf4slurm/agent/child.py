@@ -17,6 +17,7 @@ from tf4slurm.agent.child_setup import ChildSetup
 from tf4slurm.agent.container import has_gpus
 from tf4slurm.agent.gpu_usage import GpuUsage, watch_gpus
 from tf4slurm.agent.metric_log import MetricLog
+from tf4slurm.agent.port_handover import PortHandover
 from tf4slurm.agent.probes import wait_until_unresponsive, watch_usage, watch_waits
 from tf4slurm.agent.rendezvous import LocalTask, Rendezvous
 from tf4slurm.agent.script_channel_server import ScriptChannelServer
@@ -127,6 +128,7 @@ class OwnedChild(TaskProcess):
         self._run_directory = run_directory
         self._writer = writer
         self._spec = rendezvous.spec
+        self._handover = PortHandover(self._spec.hold_ports)
         self._child: Child | None = None
         self._log: ChildLog | None = None  # of the last start
         self._orphan_seconds = 0.0  # processor time of orphans of the child that have ended
@@ -275,6 +277,7 @@ class OwnedChild(TaskProcess):
         _, task, _, address = cluster.member(self._rendezvous.rank)
         role = role_of(task.task_type, has_chief=cluster.has_chief)
         self._ignores_stop_signals, self._sees_gpus = not role.is_waited_for, role.sees_gpus
+        has_server = role.is_in_cluster or role.is_server
         if self._metric_log is None:
             self._metric_log = MetricLog(self._run_directory, task, attempt, len(cluster.members))
         try:
@@ -285,6 +288,8 @@ class OwnedChild(TaskProcess):
             log = await in_thread(make_log, self._run_directory.log(task, attempt), str(task), self._writer)
             environment = self._setup.make_environment(cluster, task, attempt, self.channel.name)
             command = await in_thread(self._setup.make_command, cluster, task, attempt)
+            held = self._rendezvous.held_port if has_server else None
+            self._handover.begin(held, releases_ports=self._client.desired.releases_ports)
             self._child = await Child.start(
                 command,
                 environment,
@@ -320,6 +325,7 @@ class OwnedChild(TaskProcess):
             detail=None,
             tail=(),
             failure=None,
+            port_failure=None,
             script=ScriptState(),
             usage=Usage(),
             waits_for=(),
@@ -327,7 +333,7 @@ class OwnedChild(TaskProcess):
             printed_nothing=False,
         )
         self.request_stop()
-        await self._supervise(self._child, log, address if role.is_in_cluster or role.is_server else None)
+        await self._supervise(self._child, log, address if has_server else None)
 
     def _choose_fork(self, role: Role) -> ForkRequest | None:
         """Return None if the child is executed: a program of tf4slurm, and by default one that has a GPU."""
@@ -339,8 +345,8 @@ class OwnedChild(TaskProcess):
     async def _supervise(self, child: Child, log: ChildLog, address: Address | None) -> None:
         """Wait for the child's exit, and report it. `_finish_log` then reports the child's last lines.
 
-        The exit is reported at once, except for the failure of a second or later start before its server ran. This is
-        reported together with its last lines.
+        The exit is reported at once, except for two kinds of failure: that of a second or later start before its server
+        ran, and one whose cause may be the port. These are reported together with their last lines.
 
         A child that fails its liveness probe is killed. `address` is that of the child's server, or None if it has no
         server.
@@ -353,7 +359,9 @@ class OwnedChild(TaskProcess):
         exiting = asyncio.create_task(child.wait_for_exit())
         probe = asyncio.create_task(wait_until_unresponsive(child.process_id, address, *limits, self._on_server))
         usage = watch_usage(child.process_id, child.parent_id, port, self._on_usage, spec.num_tasks, self._read_orphans)
-        watching = [asyncio.create_task(usage), asyncio.create_task(watch_waits(log.waited_tasks, self._on_waits))]
+        restricting = self._handover.restrict(child.process_id, is_forked=child.is_forked)
+        watches = (usage, watch_waits(log.waited_tasks, self._on_waits), restricting)
+        watching = [asyncio.create_task(watch) for watch in watches]
         if self._sees_gpus:
             watching.append(asyncio.create_task(watch_gpus(child.process_id, self._on_gpu_usage)))
         try:
@@ -365,6 +373,7 @@ class OwnedChild(TaskProcess):
         finally:
             for task in (probe, exiting, *watching):
                 task.cancel()
+            self._handover.end()
         await self.channel.drain(_LAST_MESSAGES_SECONDS)
         self._child, self._client.exited_at = None, child.ended_at
         if child.not_forked:
@@ -374,8 +383,10 @@ class OwnedChild(TaskProcess):
         exit_report |= {"waits_for": (), "is_forked": child.is_forked}
         exit_report["not_forked"] = child.not_forked or self._not_forked
         observed = self._client.observed
-        # The launcher compares the failure of a second start with that of the first before it allows a third.
-        waits_for_failure = returncode != 0 and observed.start_count > 1 and not observed.has_server
+        # The launcher compares the failure of a second start with that of the first before it allows a third. After the
+        # loss of a port it begins on other ports.
+        is_compared = observed.start_count > 1 and not observed.has_server
+        waits_for_failure = returncode != 0 and (is_compared or self._handover.may_fail)
         if not waits_for_failure:
             self._report(**exit_report)
             exit_report = {}
@@ -406,7 +417,8 @@ class OwnedChild(TaskProcess):
                 failure = ScriptFailure(f"exit code {returncode}")
             if returncode == -signal.SIGKILL and not failure.message:
                 failure = dataclasses.replace(failure, message=describe_kill(num_oom_kills))
-            self._report(**exit_report, tail=tail, failure=failure, printed_nothing=False)
+            port_failure = self._handover.find_failure((*tail, failure.message))
+            self._report(**exit_report, tail=tail, failure=failure, port_failure=port_failure, printed_nothing=False)
         elif not tail:
             self._report(tail=tail, printed_nothing=True)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tf4slurm.agent.child import TaskProcess
 from tf4slurm.agent.metric_log import MetricLog
+from tf4slurm.agent.port_handover import PortHandover
 from tf4slurm.agent.probes import wait_until_unresponsive
 from tf4slurm.agent.rendezvous import Rendezvous
 from tf4slurm.cluster import Cluster
@@ -47,6 +48,7 @@ class CallingProcess(TaskProcess):
         self._end = asyncio.Event()
         self._end_text = ""  # what the process wrote at its end
         self._watches: list[asyncio.Task[None]] = []
+        self._handover = PortHandover(rendezvous.spec.hold_ports)
 
     @property
     def has_ended(self) -> bool:
@@ -59,6 +61,8 @@ class CallingProcess(TaskProcess):
     def start(self, cluster: Cluster, attempt: int, start_count: int) -> None:
         if self._rendezvous.listener is not None:
             self._rendezvous.listener.close()  # from now on the server of the process listens
+        self._handover.begin(self._rendezvous.held_port, releases_ports=False)
+        self._watches.append(asyncio.create_task(self._handover.restrict(self._process_id, is_forked=False)))
         self.has_started = True
         self._client.update(state="running", start_count=start_count, process_id=self._process_id)
         _print({"channel": self.channel.name, "entries": cluster_to_entries(cluster)})

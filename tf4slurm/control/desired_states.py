@@ -35,8 +35,9 @@ class DesiredStates:
         self.shared = dataclasses.replace(self.shared, **changes)
         self.note_all()
 
-    def begin_attempt(self, attempt: int) -> None:
-        self.shared = DesiredState(attempt=attempt)
+    def begin_attempt(self, attempt: int, *, releases_ports: bool = False) -> None:
+        releases_ports = releases_ports or self.shared.releases_ports
+        self.shared = DesiredState(attempt=attempt, releases_ports=releases_ports)
         self.note_all()
 
     def terminate(self, outcome: Outcome) -> None:

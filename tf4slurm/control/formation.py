@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from tf4slurm.cluster import Task, format_tasks
-from tf4slurm.control.records import Outcome
+from tf4slurm.control.messages import PortFailure
+from tf4slurm.control.records import Outcome, TaskRecord
 from tf4slurm.control.task_table import TaskTable
 from tf4slurm.errors import EXIT_NOT_FORMED
 from tf4slurm.network.interfaces import is_loopback
-from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.job_spec import HoldPorts, JobSpec
 
 
 def spread_tasks(tasks: TaskTable, spec: JobSpec) -> list[Task]:
@@ -57,3 +58,22 @@ def not_formed(tasks: TaskTable, attempt: int, spec: JobSpec) -> Outcome:
         late[0].task,
         has_timed_out=True,
     )
+
+
+def describe_port_failure(record: TaskRecord, port_failure: PortFailure) -> str:
+    """Return as a sentence why the server of a task could not listen."""
+    port = record.address.port if record.address is not None else 0
+    if port_failure == "taken":
+        return f"Another process listens on port {port} of {record}."
+    return f"The server of {record} could not listen on port {port}, on which no other process listens."
+
+
+def port_failure_cure(port_failure: PortFailure, hold_ports: HoldPorts, num_other_ports: int) -> str:
+    """Return as sentences what has been tried after a port failure, and what the user can do."""
+    tried = f"The cluster has formed on other ports {num_other_ports} times. " if num_other_ports else ""
+    if port_failure == "held":
+        if hold_ports == "always":
+            return f"{tried}With --hold-ports always it needs TensorFlow 2.3 or newer. Give --hold-ports auto or never."
+        return f"{tried}If the script opens another port, let it choose a free one: port 0."
+    held = "" if hold_ports == "always" else ", or with TensorFlow 2.3 or newer --hold-ports always"
+    return f"{tried}Give --ports a range that no other program uses{held}."

@@ -49,6 +49,9 @@ TaskState = Literal["registered", "ready", "not_ready", "running", "exited", "te
 KilledBy = Literal["liveness_probe", "guard", "slurmstepd", "stop"]
 """What ended a child or its agent: the liveness probe, the loss of the agent's guard or slurmstepd, or the end of the
 job or of the attempt."""
+PortFailure = Literal["taken", "held"]
+"""Why a server could not listen on the port of its task: another process listens there, or none does. Then the port is
+held by the agent, and the server has none of the options with which it could share the port."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ class ObservedState:
         detail: `killed_by`, or the reason why the task is `not_ready`, in words. No rule reads this text.
         tail: The last lines of a child that failed.
         failure: What ended a child that failed. It arrives with `tail`.
+        port_failure: Why the server of a child that failed could not listen. None if it could, or if that is unknown.
         stop_signal: The last stop signal that the agent received.
         attempt: The attempt in which the task takes part, from 1.
         port: The port where the child will listen. Sent from the second attempt on: the registration has the first.
@@ -270,6 +274,7 @@ class ObservedState:
     detail: str | None = None
     tail: tuple[str, ...] = ()
     failure: ScriptFailure | None = None
+    port_failure: PortFailure | None = None
     stop_signal: StopSignal | None = None
     attempt: int = 1
     port: int = 0
@@ -308,6 +313,8 @@ class DesiredState:
         workers: The index and "host:port" of each worker that a chief should use. See `JoinedWorkers.workers`.
         failure_reason: The attempt has failed, as this sentence says, and the job waits for `restart()` of its external
             chief. Empty otherwise.
+        releases_ports: Release the port of the task when its child starts, because a server of this job could not share
+            a held one.
     """
 
     attempt: int = 1
@@ -328,6 +335,7 @@ class DesiredState:
     exit_code: int = 0
     workers: tuple[tuple[int, str], ...] = ()
     failure_reason: str = ""
+    releases_ports: bool = False
 
 
 Message = Registration | ObservedState | ScriptState | StepMetrics | DesiredState

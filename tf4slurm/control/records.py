@@ -242,6 +242,7 @@ EVENT_KINDS = {
     "stop_repeated": EventKind("Ctrl-C was pressed while the scripts save after another stop request.", True),
     "shards": EventKind("All data shards of a name are done."),
     "grace_period_over": EventKind("The grace period is over, or a request skips the rest of it.", True, True),
+    "other_ports": EventKind("A server could not listen on its port, so the cluster forms on other ports.", True, True),
     "attempt": EventKind("The attempt has failed, so another attempt follows.", True, True),
     "failed": EventKind("The attempt has failed. The job waits for `restart()` of its external chief.", True, True),
     "vacant": EventKind("The external chief has left after `restart()`. The job waits for another one.", True, True),

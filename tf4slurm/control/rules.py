@@ -11,13 +11,13 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from tf4slurm.control.messages import DesiredState, KilledBy
+from tf4slurm.control.messages import DesiredState, KilledBy, PortFailure
 from tf4slurm.control.records import Failure, Outcome, Phase, TaskRecord
 from tf4slurm.errors import EXIT_TASK_LOST, exit_code_of
 from tf4slurm.roles import Role
-from tf4slurm.spec.job_spec import JobSpec
+from tf4slurm.spec.job_spec import HoldPorts, JobSpec
 from tf4slurm.system.exec_child import NOW_SIGNAL
 
 # The exit of a child
@@ -98,6 +98,46 @@ def exit_code_after(returncode: int, killed_by: KilledBy | None) -> int:
     The exit code of a child that another process killed by signal n is 128 + n.
     """
     return exit_code_of(returncode) if killed_by is None else EXIT_TASK_LOST
+
+
+class AfterPortFailure(enum.Enum):
+    """What follows a failure of a child whose server could not listen on the port of its task."""
+
+    OTHER_PORTS = "the cluster forms again on other ports"
+    RELEASED_PORTS = "the same, and the agents release the ports before the scripts start"
+    FAILURE = "the attempt fails"
+
+
+#             --hold-ports auto                always                        never
+AFTER_PORT_FAILURE = {
+    "taken": (AfterPortFailure.OTHER_PORTS,    AfterPortFailure.OTHER_PORTS, AfterPortFailure.OTHER_PORTS),
+    "held":  (AfterPortFailure.RELEASED_PORTS, AfterPortFailure.FAILURE,     AfterPortFailure.FAILURE),
+}  # fmt: skip
+"""What follows such a failure, by `ObservedState.port_failure` and the option. It counts as no attempt and no restart.
+
+A cluster that has formed again five times fails instead. So does one whose agents have released the ports before, if a
+port is held: the script then waits for a port of its own.
+"""
+
+MOST_OTHER_PORTS = 5
+
+
+def after_port_failure(
+    port_failure: PortFailure, hold_ports: HoldPorts, *, num_before: int, are_released: bool
+) -> AfterPortFailure:
+    """Return what follows the failure of a child whose server could not listen, during training.
+
+    Args:
+        port_failure: Why it could not.
+        hold_ports: The option --hold-ports.
+        num_before: How many times the cluster has formed again on other ports.
+        are_released: The agents have released the ports.
+    """
+    options: tuple[HoldPorts, ...] = get_args(HoldPorts)
+    consequence = AFTER_PORT_FAILURE[port_failure][options.index(hold_ports)]
+    if num_before >= MOST_OTHER_PORTS or (are_released and consequence is AfterPortFailure.RELEASED_PORTS):
+        return AfterPortFailure.FAILURE
+    return consequence
 
 
 # The loss of a task

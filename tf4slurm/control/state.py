@@ -13,10 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tf4slurm.cluster import Address, Cluster, Task, format_tasks
 from tf4slurm.control import rules
-from tf4slurm.control.formation import find_local_address, not_attached, not_formed, spread_tasks
+from tf4slurm.control.formation import (
+    describe_port_failure,
+    find_local_address,
+    not_attached,
+    not_formed,
+    port_failure_cure,
+    spread_tasks,
+)
 from tf4slurm.control.messages import CheckpointState
 from tf4slurm.control.records import EVENT_KINDS, Failure, JobProgress, Outcome, Phase, TaskRecord
-from tf4slurm.control.rules import AfterExit, AfterFailure, AfterLeave, AfterLoss, AfterStop, Completion, StopRequest
+from tf4slurm.control.rules import (
+    AfterExit,
+    AfterFailure,
+    AfterLeave,
+    AfterLoss,
+    AfterPortFailure,
+    AfterStop,
+    Completion,
+    StopRequest,
+)
 from tf4slurm.control.script_calls import ScriptCalls
 from tf4slurm.control.spares import NodeFailures, can_replace, plan_replacements
 from tf4slurm.control.task_table import TaskTable
@@ -71,6 +87,7 @@ class JobState:
         self._held_failure: Failure | None = None  # until each disconnected task has reconnected or is lost
         self._explained_by: TaskRecord | None = None  # the task whose last lines explain the outcome
         self._exited_early: TaskRecord | None = None
+        self._num_other_ports = 0  # how many times the cluster has formed again after the loss of a port
         self._vacant_seconds: float | None = None  # for another chief to register; None if no chief has left
 
     def postpone_start(self, until: float) -> None:
@@ -146,6 +163,8 @@ class JobState:
             is_restart_left=is_allowed and not record.repeats_failure,
             shared=self.desired.shared,
         )
+        if consequence in (AfterExit.RESTART, AfterExit.FAILURE) and self._handle_port_failure(record, exited_at):
+            return
         is_repeated = is_allowed and record.repeats_failure
         if is_repeated and consequence is AfterExit.FAILURE:
             self.emit("not_restarted", record, _REPEATED)
@@ -170,6 +189,35 @@ class JobState:
                 self.emit("not_restarted", record, f"{text}the job continues without it")
             self._complete_if_done()
             self.end_stop_if_saved()
+
+    def _handle_port_failure(self, record: TaskRecord, exited_at: float) -> bool:
+        """Handle the exit of a child whose server could not listen on its port. Return whether that is all.
+
+        A joined worker has no part in the forming of the cluster, and an external chief cannot form it again.
+        """
+        port_failure = record.observed.port_failure
+        is_unanswered = record.role.has_joined or self.spec.external_chief or self._held_failure is not None
+        if port_failure is None or is_unanswered:
+            return False
+        consequence = rules.after_port_failure(
+            port_failure,
+            self.spec.hold_ports,
+            num_before=self._num_other_ports,
+            are_released=self.desired.shared.releases_ports,
+        )
+        what = describe_port_failure(record, port_failure)
+        if consequence is AfterPortFailure.FAILURE:
+            reason = f"{what} {port_failure_cure(port_failure, self.spec.hold_ports, self._num_other_ports)}"
+            exit_code = rules.exit_code_after(record.observed.returncode or 0, record.observed.killed_by)
+            self._fail(Failure(Outcome(exit_code, reason, record.task), exited_at, record))
+            return True
+        self._num_other_ports += 1
+        releases = consequence is AfterPortFailure.RELEASED_PORTS
+        how = ", and the agents do not hold them" if releases else ""
+        number = f"{self._num_other_ports} of at most {rules.MOST_OTHER_PORTS}"
+        self.emit("other_ports", None, f"{what} The cluster forms again on other ports{how} ({number})")
+        self._begin_attempt(self.spec.start_timeout_seconds, releases_ports=releases)
+        return True
 
     def on_terminated(self, record: TaskRecord) -> None:
         """Handle the end of an agent that the job has asked to terminate, or that terminates by itself."""
@@ -313,13 +361,13 @@ class JobState:
         self._node_failures.note(self.tasks.members, outcome.cause)
         self.progress.end_attempt()
         consequence = rules.after_failure(
-            is_attempt_left=self.attempt < self.spec.max_attempts,
+            is_attempt_left=self.attempt - self._num_other_ports < self.spec.max_attempts,
             is_stuck=self.progress.is_stuck,
             spares_suffice=plan_replacements(self.tasks, ()) is not None,
         )
         if consequence is AfterFailure.NEXT_ATTEMPT:
             self._replace()
-            number, most = self.attempt + 1, self.spec.max_attempts
+            number, most = self.attempt + 1, self.spec.max_attempts + self._num_other_ports
             self.emit("attempt", None, f"attempt {number} of {most}, because: {outcome.reason}")
             self._begin_attempt(self.spec.start_timeout_seconds)
         else:
@@ -347,12 +395,12 @@ class JobState:
             self.emit("failed", None, text)
         return result
 
-    def _begin_attempt(self, seconds: float) -> None:
+    def _begin_attempt(self, seconds: float, *, releases_ports: bool = False) -> None:
         """Begin another attempt, whose cluster must form within `seconds`."""
         self.attempt += 1
         self.cluster = self._exited_early = self._held_failure = None
         self.watches.steps.reset()
-        self.desired.begin_attempt(self.attempt)
+        self.desired.begin_attempt(self.attempt, releases_ports=releases_ports)
         self.scripts.begin_attempt()
         self.tasks.begin_attempt(self.attempt)
         self._phase_deadline = self.now + seconds

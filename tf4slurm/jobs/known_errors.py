@@ -214,7 +214,8 @@ _KNOWN = (
     (
         r"Could not start gRPC server",
         "TensorFlow's server could not listen at its address: another server has the port, or it is another host's. "
-        "Start one server in each task, with cluster, type and index as TF_CONFIG says.",
+        "Start one server in each task, with cluster, type and index as TF_CONFIG says. TensorFlow before 2.3 needs "
+        "--hold-ports auto or never.",
     ),
     (
         r"UnavailableError|failed to connect to all addresses",
@@ -262,7 +263,7 @@ _KNOWN = (
     ),
     (
         # Produced with Python's socket module: OSError 98.
-        r"Address already in use",
+        r"^(?![\s\S]*Could not start gRPC server)[\s\S]*Address already in use",
         "Another process on that host has the port. Take the port from TF_CONFIG, or port 0 for servers of your own.",
     ),
     (

@@ -2,8 +2,14 @@
 
 An agent holds a port with a socket, the holder. The holder is bound without SO_REUSEPORT, so that ports in use are
 skipped. Then the agent sets this option. From then on another socket of the same user can listen on the port if it has
-the option, too. TensorFlow's server has it with TF_GRPC_REUSE_PORT=true. The holder never listens, so every connection
-reaches the child.
+the option, too. TensorFlow's server has it with TF_GRPC_REUSE_PORT=true, from TensorFlow 2.3 on. The holder never
+listens, so every connection reaches the child.
+
+Other servers, such as those of TensorFlow 1.15, set SO_REUSEADDR only. Linux lets two sockets bind a port if both have
+this option and neither listens (inet_csk_bind_conflict). It reads the option of the holder at the time of the other's
+bind, so the holder gets it when the child starts (`HeldPort.share`). As long as no server listens, another program with
+SO_REUSEADDR could then bind the port, too, if it asks for this port: the kernel gives it to nobody that asks for any
+port (port 0), nor to a connection. When a server listens, all others are refused.
 
 A server that has ended leaves its port in TIME_WAIT for a minute. To bind such a port, a holder needs SO_REUSEADDR.
 With this option it could also bind the port of another holder. Therefore each holder first claims its port with an
@@ -21,13 +27,15 @@ from collections.abc import Sequence
 from tf4slurm.errors import PortsInUseError
 
 _BACKLOG = 128
+_LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp (include/net/tcp_states.h)
 _MAX_CHARACTERS = 60_000  # of ports as text: Linux allows 131,072 bytes for a variable or an argument
 
 
 class HeldPort:
     """A TCP port on all addresses of this host, which this process holds until `close`.
 
-    In this time other sockets can use the port only if they belong to this user and have SO_REUSEPORT.
+    In this time other sockets can use the port only if they belong to this user and have SO_REUSEPORT, or after
+    `share(with_every_server=True)` if they have SO_REUSEADDR.
     """
 
     def __init__(self, holder: socket.socket, claim: socket.socket | None) -> None:
@@ -48,6 +56,15 @@ class HeldPort:
         listener.setblocking(False)
         return listener
 
+    def share(self, *, with_every_server: bool) -> None:
+        """Let servers without SO_REUSEPORT listen on the port, too, or refuse them again. See the top of this file."""
+        if self._holder.fileno() != -1:
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, with_every_server)
+
+    def release(self) -> None:
+        """Let any program have the port. Other tasks of tf4slurm still pass over it if it was one of the candidates."""
+        self._holder.close()
+
     def close(self) -> None:
         self._holder.close()
         if self._claim is not None:
@@ -64,7 +81,9 @@ def hold_port(candidates: Sequence[int] = ()) -> HeldPort:
     num_held = 0  # by other processes of tf4slurm
     for port in candidates or (0,):
         claim = _claim(port) if port else None
-        num_held += claim is None and sys.platform == "linux"  # elsewhere there are no claims
+        if port and claim is None and sys.platform == "linux":  # elsewhere there are no claims
+            num_held += 1
+            continue  # even if it is free: its task may have released it for its server (`HeldPort.release`)
         holder = _bind(port) or (_bind(port, in_time_wait=True) if claim is not None else None)
         if holder is not None:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -93,6 +112,18 @@ def count_free(candidates: Sequence[int], most: int) -> int:
             hold_port((port,)).close()
             num_free += 1
     return num_free
+
+
+def has_listener(port: int) -> bool:
+    """Return whether a socket of any process of this host listens on the port. Without /proc, return False."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as table:
+            next(table)  # the heading
+            for line in table:
+                _, local, _, state, _ = line.split(maxsplit=4)
+                if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                    return True
+    return False
 
 
 def _bind(port: int, *, in_time_wait: bool = False) -> socket.socket | None:

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 StopSignal = Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"]
 """The name of a signal in `exec_child.STOP_SIGNALS`."""
 
+HoldPorts = Literal["auto", "always", "never"]
+
 _PYTHON = re.compile(r"python[\d.]*")
 _HEARTBEATS_PER_SECOND = 100
 _MAX_INTERVAL = 0.4  # the longest heartbeat interval of a large job, as a fraction of the heartbeat timeout
@@ -140,6 +142,12 @@ class JobSpec:
         "Port of the control service. [default: the last free one of --ports, or any]",
         minimum=1,
         maximum=65535,
+        group="Network",
+    )
+    hold_ports: HoldPorts = option(
+        "auto",
+        "Hold the port of each task until its server listens: for every kind of server, only for TensorFlow 2.3 or "
+        "newer, or not at all.",
         group="Network",
     )
     start_timeout_seconds: float = option(
