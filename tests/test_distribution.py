@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tf4slurm
+from tests.pythons import require_python
 
 ROOT = Path(__file__).parents[1]
 MAX_WHEEL_BYTES = 600_000
@@ -123,18 +124,6 @@ def test_wheel_is_small_and_complete(distribution: Distribution) -> None:
     assert {path.suffix for path in names} >= {".html", ".css", ".js", ".toml"}
 
 
-def find_python(version: str) -> str | None:
-    """Return the path of a Python of this version, as `make test-pythons` finds it."""
-    candidates = [
-        shutil.which(f"python{version}") or "",
-        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")),
-    ]
-    for python in filter(None, candidates):
-        if subprocess.run([python, "-c", ""], capture_output=True).returncode == 0:
-            return python
-    return None
-
-
 @pytest.mark.long
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("version", PYTHONS)
@@ -142,9 +131,7 @@ def find_python(version: str) -> str | None:
 def test_installed_package_runs_a_job_and_reports_it(
     tmp_path: Path, distribution: Distribution, kind: str, version: str
 ) -> None:
-    python = find_python(version)
-    if python is None:
-        pytest.skip(f"Python {version} is not installed")
+    python = require_python(version)
     environment = tmp_path / "environment"
     run(python, "-m", "venv", environment)
     run(environment / "bin/pip", "install", "--quiet", "--disable-pip-version-check", getattr(distribution, kind))

@@ -21,7 +21,7 @@ import pytest
 
 from tests.preload.both_ways import TIMEOUT_SECONDS, Scripts
 from tests.processes import wait_until
-from tests.test_distribution import find_python
+from tests.pythons import find_python
 from tf4slurm.preload import messages
 from tf4slurm.preload.client import NotPreloaded, Preloader, PreloaderAddress, PythonCommand
 from tf4slurm.system.child_process import Child, ForkRequest

@@ -22,6 +22,7 @@ from tf4slurm.system.variables import (
     ATTEMPT_VARIABLE,
     RUN_DIRECTORY_VARIABLE,
     SCRIPT_CHANNEL_VARIABLE,
+    SCRIPT_CLIENT,
     SERVICES_VARIABLE,
     TASK_VARIABLE,
     base_environment,
@@ -62,7 +63,7 @@ class ChildSetup:
             command = (self.spec.data_service_python, str(_HOME / role.program), str(work))
         if not self.spec.container:
             return command
-        paths = (self.run_directory.path, *([_HOME] if role.program else ()))
+        paths = (self.run_directory.path, _HOME if role.program else SCRIPT_CLIENT)
         return container_command(self.spec.container, command, paths, self.environ, sees_gpus=role.sees_gpus)
 
     def make_environment(self, cluster: Cluster, task: Task, attempt: int, channel_name: str) -> dict[str, str]:

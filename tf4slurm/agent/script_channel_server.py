@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tf4slurm.agent.script_processes import ScriptProcesses
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardGrant, decode, encode
 from tf4slurm.control.script_metrics import StepMetrics
+from tf4slurm.control.step_rate import StepRate
 from tf4slurm.errors import MessageError
 from tf4slurm.scripts.channel import to_socket_address
 
@@ -99,11 +100,16 @@ class ScriptChannelServer:
             self.was_used = True
             self._writers[writer] = ()
             self._write(writer)
+            step_rate = StepRate()
             while (line := await reader.readline()) and writer in self._writers:
                 if line.startswith(_METRICS):
-                    self._on_metrics(decode(line, StepMetrics))
+                    metrics = decode(line, StepMetrics)
+                    if metrics.step is not None and metrics.time is not None:
+                        step_rate.add(metrics.step, metrics.time)
+                    self._on_metrics(metrics)
                     continue
-                self._on_state(self._update(writer, decode(line, ScriptState)))
+                state = dataclasses.replace(decode(line, ScriptState), steps_per_second=step_rate.steps_per_second)
+                self._on_state(self._update(writer, state))
         except asyncio.CancelledError:
             pass  # the agent exits; asyncio would log it as an error
         except (OSError, MessageError, ValueError):  # ValueError: a line that is too long

@@ -174,7 +174,7 @@ class ScriptState:
 
     Attributes:
         step: The latest training step.
-        steps_per_second: The average that `step_rate.StepRate` makes of the process's reports. None before the second.
+        steps_per_second: The average that the agent makes of the reports (`StepRate`). None before the second.
         metrics: The latest value of each metric, as pairs (name, value).
         handles_stop: The script calls `should_stop` or `on_stop`, so it needs no signal to stop.
         has_saved: All callbacks of `on_stop` have returned after a stop request.

@@ -33,7 +33,8 @@ _HARMLESS_MODULES = (
     *("collections", "typing", "dataclasses", "enum", "functools", "datetime", "time", "contextlib", "abc"),
 )
 _HARMLESS_METHODS = ("resolve", "absolute", "joinpath", "with_suffix", "as_posix", "expanduser", "exists")  # of paths
-_OWN_PACKAGE = "tf4slurm"  # counts as installed, also in a checkout of its sources
+# These count as installed, also in a checkout of the sources.
+_OWN_NAMES = ("tf4slurm", "tf4slurm_client", "tf4slurm_channel")
 _NO_IMPORT = "is not an import"
 
 
@@ -172,7 +173,7 @@ class Replay:
             if each is sys.modules["__main__"]:
                 continue
             path = getattr(each, "__file__", None)
-            if isinstance(path, str) and find_place(path) == "own" and module.partition(".")[0] != _OWN_PACKAGE:
+            if isinstance(path, str) and find_place(path) == "own" and module.partition(".")[0] not in _OWN_NAMES:
                 raise Refusal(f"{name} imports the user's file {path}")
 
     def _run_own(
@@ -362,7 +363,7 @@ def find_top_level(name: str) -> tuple[str, importlib.machinery.ModuleSpec | Non
         return "standard", spec
     is_namespace = spec.origin in (None, "namespace")
     places = list(spec.submodule_search_locations or ()) if is_namespace else [str(spec.origin)]
-    return (find_place(places[0]) if places and name != _OWN_PACKAGE else "installed"), spec
+    return (find_place(places[0]) if places and name not in _OWN_NAMES else "installed"), spec
 
 
 def find_place(path: str) -> str:

@@ -22,7 +22,6 @@ from types import FrameType
 from tf4slurm.control.clock import JobClock
 from tf4slurm.control.messages import MAX_SCRIPT_BYTES, DesiredState, ScriptState, ShardRequest, decode, encode
 from tf4slurm.control.script_metrics import StepMetrics, merge_metrics, merge_to_limit
-from tf4slurm.control.step_rate import StepRate
 from tf4slurm.errors import DataShardsError, RendezvousConnectionError
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE
 
@@ -132,7 +131,6 @@ class ScriptChannel:
         os.register_at_fork(after_in_child=self._close_in_fork)
         self._sent_at = 0.0
         self._reports: list[StepMetrics] = []
-        self._step_rate = StepRate()
         self._delayed: threading.Timer | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._is_saving = False
@@ -148,16 +146,9 @@ class ScriptChannel:
         if os.getpid() != self._process:
             return
         with self._changed:
-            for report in self._reports:
-                if report.step is not None and report.time is not None:
-                    self._step_rate.add(report.step, report.time)
             reports = merge_to_limit(self._reports, _MAX_VALUES)
             self._reports.clear()
-            changes = {
-                **_state_after(reports, self.state),
-                "steps_per_second": self._step_rate.steps_per_second,
-                **changes,
-            }
+            changes = {**_state_after(reports, self.state), **changes}
             self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
             if self._delayed is not None:
                 self._delayed.cancel()

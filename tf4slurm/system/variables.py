@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 CONTROL_VARIABLE = "TF4SLURM_CONTROL"  # addresses of the control service, "host:port", separated by commas
 TOKEN_VARIABLE = "TF4SLURM_TOKEN"  # noqa: S105 - the job's token, for each call
@@ -29,6 +30,9 @@ SCRIPT_VARIABLES = (
     *(TASK_VARIABLE, ATTEMPT_VARIABLE, RUN_DIRECTORY_VARIABLE, SCRIPT_CHANNEL_VARIABLE, SERVICES_VARIABLE),
 )
 """Variables that an agent sets for its child process, the user's script."""
+
+SCRIPT_CLIENT = Path(__file__).parents[1] / "script_client"
+"""The directory of `tf4slurm_client`, for a script whose Python lacks tf4slurm."""
 
 _MIN_INTEROP_THREADS = 4
 """Minimum of TF_NUM_INTEROP_THREADS. By default TensorFlow starts one thread per CPU that it may use. With a single
@@ -57,5 +61,16 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     result["TF_GRPC_REUSE_PORT"] = "true"  # TensorFlow's server listens on the port that the agent holds
     result.setdefault("PYTHONUNBUFFERED", "1")
     result.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in a compiled library names the line of the script
+    result["PYTHONPATH"] = append_path(result.get("PYTHONPATH", ""), SCRIPT_CLIENT)
     set_tf_defaults(result)
     return result
+
+
+def append_path(paths: str, directory: Path) -> str:
+    """Return the search path `paths` with `directory` at its end, unless it has the directory already.
+
+    At the end, the directory hides none of the user's modules.
+    """
+    if str(directory) in paths.split(os.pathsep):
+        return paths
+    return f"{paths}{os.pathsep}{directory}" if paths else str(directory)
