@@ -10,7 +10,7 @@ from typing import Any
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
-from tf4slurm.scripts.watch import call_after_training
+from tf4slurm.script_client.tf4slurm_sidecar import call_after_training
 from tf4slurm.server_dictionary import current_server_dictionary
 from tf4slurm.tensorflow.legacy.hooks import DoneHook
 from tf4slurm.tensorflow.legacy.queues import fill_done_queue, make_done_queue

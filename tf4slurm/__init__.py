@@ -28,7 +28,14 @@ Each name is imported at its first use; importing the package imports neither Te
 
 import importlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.version_info < (3, 10):  # noqa: UP036 - a script may import this with an older Python
+    raise ImportError(
+        f"tf4slurm needs Python 3.10 or newer, and this is {sys.version.split()[0]}. A script with an older Python "
+        "imports tf4slurm_client in place of tf4slurm."
+    )
 
 if TYPE_CHECKING:
     from tf4slurm import errors as errors

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tf4slurm.cluster import Task
 from tf4slurm.errors import PlacementError
-from tf4slurm.roles import TASK_TYPES
+from tf4slurm.roles import SCRIPT_TASK_TYPES, TASK_TYPES
 
 PACK = "pack"
 SPREAD = "spread"
@@ -42,6 +42,37 @@ def place_tasks(counts: Mapping[str, int], placement: str, nodes_by_rank: Sequen
             )
     indices: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
     return tuple(Task(role, next(indices[role])) for role in roles)
+
+
+def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    """Return the number of tasks of each type in `SCRIPT_TASK_TYPES`, 0 included.
+
+    Args:
+        tasks: The type of each task, or the number of tasks of each type.
+
+    Raises:
+        PlacementError: `tasks` has another type.
+    """
+    counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
+    unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
+    if unknown:
+        text = f"{unknown[0]!r} is not a role here: expected one of {', '.join(SCRIPT_TASK_TYPES)} for each rank."
+        raise PlacementError(text)
+    return {role: counts.get(role, 0) for role in SCRIPT_TASK_TYPES}
+
+
+def check_step(counts: Mapping[str, int], placement: str, num_tasks: int) -> None:
+    """Check that a Slurm step of `num_tasks` tasks can have these tasks. `counts`, `placement`: as in `place_tasks`.
+
+    Raises:
+        PlacementError: It cannot, or the list of task types contradicts the counts.
+    """
+    if sum(counts.values()) != num_tasks:
+        raise PlacementError(
+            f"{sum(counts.values())} roles were given, but the step has {num_tasks} tasks. Give one role for each "
+            f"rank, or ask srun for --ntasks={sum(counts.values())}."
+        )
+    place_tasks(counts, placement, [""] * num_tasks)
 
 
 def parse_roles(text: str) -> list[str]:

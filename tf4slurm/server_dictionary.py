@@ -6,25 +6,21 @@ import atexit
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from tf4slurm.cluster import Address, Cluster, Member, Task
 from tf4slurm.control.messages import cluster_from_entries
 from tf4slurm.errors import InterfaceError, PlacementError, SlurmEnvironmentError
 from tf4slurm.network.interfaces import INFINIBAND
-from tf4slurm.placement import PACK, place_tasks
-from tf4slurm.roles import SCRIPT_TASK_TYPES
+from tf4slurm.placement import PACK, check_step, count_roles, place_tasks
+from tf4slurm.script_client.tf4slurm_sidecar import end_script_sidecar, start_sidecar, watch_sidecar
 from tf4slurm.scripts.channel import find_script_channel
-from tf4slurm.scripts.sidecar_process import read_answer, send_end, start_sidecar, wait_for_exit
-from tf4slurm.scripts.watch import ignore_termination, watch_sidecar
+from tf4slurm.scripts.sidecar_process import read_answer
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 
-_TERMINATE_SECONDS = 15.0
 _ANSWER_SECONDS = 15.0  # after the timeout for the cluster; the sidecar has timeouts of its own
 ClusterAndTask = tuple[Mapping[str, Sequence[str]], str, int]
 """(cluster, task_type, task_index): "host:port" of the tasks of each type, and the type and index of this process."""
@@ -129,12 +125,7 @@ def get_server_dictionary(
     if not isinstance(tasks, Mapping):
         placement = ",".join(tasks)
     step = SlurmStep.from_environ(os.environ)
-    if sum(counts.values()) != step.num_tasks:
-        raise PlacementError(
-            f"{sum(counts.values())} roles were given, but the step has {step.num_tasks} tasks. Give one role for each "
-            f"rank, or ask srun for --ntasks={sum(counts.values())}."
-        )
-    place_tasks(counts, placement, [""] * step.num_tasks)  # refuses an invalid list before the sidecar starts
+    check_step(counts, placement, step.num_tasks)
     interface = INFINIBAND if infiniband else interface
     if exchange:
         cluster = form_cluster(
@@ -148,30 +139,9 @@ def get_server_dictionary(
             ps_exit_seconds=ps_exit_seconds,
             cancel_on_loss=cancel_on_loss,
         )
-        from tf4slurm.network.reachability import bypass_proxies  # imported here, because it imports asyncio
-
-        os.environ["TF_GRPC_REUSE_PORT"] = "true"
-        os.environ.update(bypass_proxies(os.environ, (member.address.host for member in cluster.members)))
     else:
         cluster = _compute_cluster(step, counts, placement, interface, ports)
     return set_current_server_dictionary(ServerDictionary(cluster.to_dictionary(), *cluster.member(step.rank).task))
-
-
-def count_roles(tasks: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Return the number of tasks of each type in `SCRIPT_TASK_TYPES`, 0 included.
-
-    Args:
-        tasks: The type of each task, or the number of tasks of each type.
-
-    Raises:
-        PlacementError: `tasks` has another type.
-    """
-    counts = tasks if isinstance(tasks, Mapping) else Counter(tasks)
-    unknown = sorted(set(counts) - set(SCRIPT_TASK_TYPES))
-    if unknown:
-        text = f"{unknown[0]!r} is not a role here: expected one of {', '.join(SCRIPT_TASK_TYPES)} for each rank."
-        raise PlacementError(text)
-    return {role: counts.get(role, 0) for role in SCRIPT_TASK_TYPES}
 
 
 # The cluster spec of this process
@@ -249,11 +219,11 @@ def form_cluster(
     `counts` and `placement` are those of `place_tasks`. The other arguments and the exceptions are those of
     `get_server_dictionary`.
     """
-    number = f".{len(_sidecars) + 1}" if _sidecars else ""  # the same in all tasks, which make the same calls
     request = {
         "counts": dict(counts),
         "placement": placement,
-        "run_directory": str(Path(directory) / f"step-{step.job_id}.{step.step_id}-{step.restart_count}") + number,
+        "directory": os.fspath(directory),
+        "number": len(_sidecars) + 1,  # the same in all tasks, which make the same calls
         "interface": interface,
         "ports": list(ports or ()),
         "timeout_seconds": timeout_seconds,
@@ -261,35 +231,16 @@ def form_cluster(
     }
     sidecar = start_sidecar("launch.sidecar_program", request)
     _sidecars.append(sidecar)
-    atexit.register(_end_sidecar, sidecar, os.getpid(), runs_service=step.rank == 0)
+    atexit.register(end_script_sidecar, sidecar, os.getpid(), runs_service=step.rank == 0)
     answer = read_answer(sidecar, timeout_seconds + _ANSWER_SECONDS)
     os.environ[SCRIPT_CHANNEL_VARIABLE] = answer["channel"]
+    os.environ.update(answer["environment"])
     cluster = cluster_from_entries(answer["entries"])
     channel = find_script_channel()
     if channel is not None:
         tasks = [member.task for member in cluster.members]
         watch_sidecar(channel, sidecar.pid, cluster.member(step.rank).task, tasks, ps_exit_seconds)
     return cluster
-
-
-def _end_sidecar(sidecar: subprocess.Popen[str], owner: int, *, runs_service: bool) -> None:
-    """At the exit of this process, report to the sidecar whether it failed, and wait for the sidecar's exit.
-
-    A sidecar that does not exit within 15 s is killed. That of rank 0 has no time limit. Each sidecar is killed if a
-    signal has stopped it for 10 s.
-
-    Args:
-        sidecar: The sidecar.
-        owner: Id of the process that has started the sidecar. Do nothing in a fork of that process.
-        runs_service: The sidecar runs the control service: it is that of rank 0.
-    """
-    if os.getpid() != owner:
-        return
-    send_end(sidecar, "1" if hasattr(sys, "last_value") else "0")
-    if runs_service:
-        ignore_termination()  # the sidecar may end the step
-    # Rank 0's sidecar runs until all tasks have ended.
-    wait_for_exit(sidecar, None if runs_service else _TERMINATE_SECONDS)
 
 
 # With exchange=False

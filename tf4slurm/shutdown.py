@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from tf4slurm.cluster import Task, format_tasks
 from tf4slurm.errors import RendezvousConnectionError, ShutdownError, ShutdownTimeoutError
+from tf4slurm.script_client.tf4slurm_sidecar import keep_running
 from tf4slurm.scripts.channel import CompletionSignal, ScriptChannel, find_script_channel
-from tf4slurm.scripts.watch import keep_running
 from tf4slurm.server_dictionary import ClusterAndTask, ServerDictionary, current_server_dictionary
 
 __all__ = ["Ending", "done_at_end", "serve_until_done", "signal_at_exit", "signal_done", "wait_for_workers"]

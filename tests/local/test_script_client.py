@@ -13,7 +13,7 @@ import pytest
 from tests.jobs import ROLES, Job
 from tests.processes import wait_until
 from tests.pythons import require_python
-from tf4slurm.errors import BarrierError, RendezvousConnectionError, ShutdownError, SlurmEnvironmentError
+from tf4slurm import errors
 from tf4slurm.script_client import tf4slurm_channel
 from tf4slurm.system.variables import SCRIPT_CLIENT
 
@@ -197,10 +197,12 @@ def test_calls_outside_a_job_are_those_of_tf4slurm_outside_a_job(python: str, tm
     )
 
 
-@pytest.mark.parametrize("error", [RendezvousConnectionError, BarrierError, ShutdownError, SlurmEnvironmentError])
-def test_errors_have_the_names_and_bases_of_those_of_tf4slurm(error: type[Exception]) -> None:
-    own = getattr(tf4slurm_channel, error.__name__)
-    assert [base.__name__ for base in own.__mro__] == [base.__name__ for base in error.__mro__]
+def test_errors_have_the_names_and_bases_of_those_of_tf4slurm() -> None:
+    found = [kind for kind in vars(tf4slurm_channel).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(found) == 9
+    for own in found:
+        error = getattr(errors, own.__name__)
+        assert [base.__name__ for base in own.__mro__] == [base.__name__ for base in error.__mro__]
 
 
 def test_directory_has_no_other_names_to_import() -> None:

@@ -14,8 +14,9 @@ import pytest
 from tests.processes import wait_until
 from tf4slurm.cluster import Task
 from tf4slurm.control.messages import DesiredState
-from tf4slurm.scripts import watch as script_watch
-from tf4slurm.scripts.watch import ScriptWatch
+from tf4slurm.script_client import tf4slurm_sidecar as script_watch
+from tf4slurm.script_client.tf4slurm_sidecar import STOPPED_SECONDS, ScriptWatch
+from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.proc import read_stat
 
 OVER = DesiredState(is_training_over=True, have_leaders_ended=True)
@@ -112,3 +113,7 @@ def test_ps_is_not_ended_if_that_is_switched_off(monkeypatch: pytest.MonkeyPatch
     for now in (0.0, 100.0):
         watched._end_if_it_waits_for_ever(now)
     assert codes == []
+
+
+def test_stopped_sidecar_counts_as_lost_when_the_launcher_has_lost_it() -> None:
+    assert JobSpec.heartbeat_timeout_seconds == STOPPED_SECONDS

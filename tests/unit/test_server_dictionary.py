@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.processes import wait_until
-from tf4slurm import server_dictionary
 from tf4slurm.cluster import Task
 from tf4slurm.errors import SlurmEnvironmentError
-from tf4slurm.scripts import sidecar_process
+from tf4slurm.script_client import tf4slurm_sidecar
 from tf4slurm.server_dictionary import ServerDictionary, current_server_dictionary, set_current_server_dictionary
 from tf4slurm.system.proc import is_stopped
 
@@ -57,8 +56,8 @@ def test_all_tasks_but_the_ps_train_and_the_first_is_chief() -> None:
 
 @pytest.fixture
 def stopped_sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    monkeypatch.setattr(sidecar_process, "STOPPED_SECONDS", 0.2)
-    monkeypatch.setattr(sidecar_process, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(tf4slurm_sidecar, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(tf4slurm_sidecar, "_POLL_SECONDS", 0.1)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sidecar:
         os.kill(sidecar.pid, signal.SIGSTOP)
         assert wait_until(functools.partial(is_stopped, sidecar.pid), 60)
@@ -67,9 +66,9 @@ def stopped_sidecar(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Pope
 
 
 def test_sidecar_that_is_stopped_before_it_answers_is_not_awaited(stopped_sidecar: subprocess.Popen[str]) -> None:
-    assert sidecar_process.read_line(stopped_sidecar, 300) == ""
+    assert tf4slurm_sidecar.read_line(stopped_sidecar, 300) == ""
 
 
 def test_stopped_sidecar_is_killed_at_the_end_of_the_script(stopped_sidecar: subprocess.Popen[str]) -> None:
-    server_dictionary._end_sidecar(stopped_sidecar, os.getpid(), runs_service=False)
+    tf4slurm_sidecar.end_script_sidecar(stopped_sidecar, os.getpid(), runs_service=False)
     assert stopped_sidecar.returncode == -signal.SIGKILL

@@ -26,6 +26,7 @@ from tf4slurm.control.script_failure import ScriptFailure
 from tf4slurm.control.script_metrics import StepMetrics
 from tf4slurm.errors import EXIT_TASK_LOST
 from tf4slurm.jobs.run_directory import RunDirectory
+from tf4slurm.network.reachability import bypass_proxies
 from tf4slurm.roles import role_of
 from tf4slurm.slurm.slurmstepd import find_slurmstepd, is_slurmstepd_stopped, wait_for_slurmstepd_loss
 
@@ -37,7 +38,8 @@ _POLL_SECONDS = 1.0  # between checks for the end of the script, whose pipe usua
 class CallingProcess(TaskProcess):
     """The process that started this sidecar.
 
-    It reads one line from the sidecar's standard output: the cluster, or an error. At its end it writes how it ended to
+    It reads one line from the sidecar's standard output: the cluster, its rank, and the environment variables that
+    TensorFlow needs, or an error. At its end it writes how it ended to
     the sidecar's standard input. A killed process writes nothing.
     """
 
@@ -65,7 +67,15 @@ class CallingProcess(TaskProcess):
         self._watches.append(asyncio.create_task(self._handover.restrict(self._process_id, is_forked=False)))
         self.has_started = True
         self._client.update(state="running", start_count=start_count, process_id=self._process_id)
-        _print({"channel": self.channel.name, "entries": cluster_to_entries(cluster)})
+        hosts = (member.address.host for member in cluster.members)
+        _print(
+            {
+                "channel": self.channel.name,
+                "entries": cluster_to_entries(cluster),
+                "rank": self._rendezvous.rank,
+                "environment": {"TF_GRPC_REUSE_PORT": "true", **bypass_proxies(os.environ, hosts)},
+            }
+        )
 
     async def _watch_end(self) -> None:
         """Wait for the end of the process. Then set `_end_text` and `_end`.

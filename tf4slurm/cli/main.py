@@ -44,6 +44,7 @@ _GROUPS = {
         "script": ("submit.script", "Print the batch script that submit gives to sbatch."),
         "join": ("workers.join", "Run one more worker of a running job."),
         "task": ("run.task", "Run one task of a job (with srun)."),
+        "client": ("show.client", "Print the variables for scripts with another Python."),
         "nodes": ("show.nodes", "Expand, fold or count Slurm's nodelists."),
         "completion": ("main.completion", "Print the completion script of a shell."),
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from tf4slurm.slurm.nodelist import expand_nodelist, fold_nodelist
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.options import key_of
 from tf4slurm.spec.settings import SettingsPaths, create_file, read_settings
+from tf4slurm.system.variables import client_environ
 
 
 @click.command(
@@ -34,6 +36,14 @@ def env(environ: dict[str, str], /, interface: str | None, tasks: str | None, as
     task_types = None if tasks is None else tasks.split(",")
     description = describe_environment(environ, interface, task_types, JobSpec(**given(options)).ports)
     click.echo(json.dumps(description, indent=2) if as_json else format_environment(description))
+
+
+@click.command(cls=Verb, examples=('eval "$(tf4slurm client)"; srun -n 4 python3.7 train.py',))
+@click.pass_obj
+def client(environ: dict[str, str], /) -> None:
+    """Print shell commands that let scripts under plain srun use tf4slurm with another Python, from 3.6 on."""
+    for name, value in client_environ(environ).items():
+        click.echo(f"export {name}={shlex.quote(value)}")
 
 
 @click.group(

@@ -34,8 +34,9 @@ from tf4slurm.jobs.formatting import as_sentence, format_count
 from tf4slurm.jobs.progress import print_notice
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.jobs.schema import ResultFile
+from tf4slurm.script_client.tf4slurm_sidecar import send_end, start_sidecar, wait_for_exit
 from tf4slurm.scripts.channel import find_script_channel, replace_script_channel
-from tf4slurm.scripts.sidecar_process import read_answer, send_end, start_sidecar, wait_for_exit
+from tf4slurm.scripts.sidecar_process import read_answer
 from tf4slurm.system.versions import explain_difference, read_versions
 from tf4slurm.tensorflow.running_cluster import (
     connected_cluster,

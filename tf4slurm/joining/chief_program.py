@@ -1,7 +1,7 @@
 """The sidecar of an external chief: the agent of a process, such as a notebook, that joins a job as its chief.
 
-The process starts this program with `scripts/sidecar_process.py`. The program finds the control service as `join` does,
-through control.json in the run directory.
+The process starts this program with `script_client/tf4slurm_sidecar.py`. The program finds the control service as
+`join` does, through control.json in the run directory.
 """
 
 from __future__ import annotations

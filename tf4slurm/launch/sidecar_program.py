@@ -19,6 +19,7 @@ from tf4slurm.errors import RendezvousError
 from tf4slurm.jobs.run_directory import RunDirectory
 from tf4slurm.launch.hosting import close_service, make_service, start_service, wait_for_late_tasks, write_control
 from tf4slurm.launch.plain_srun import FILE_SYSTEM_SECONDS, claim, end_step, make_rendezvous
+from tf4slurm.placement import check_step, count_roles
 from tf4slurm.slurm.environ import SlurmStep
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.system.exec_child import OTHER_SIGNALS, STOP_SIGNALS
@@ -33,7 +34,8 @@ _EXIT_SECONDS = 3.0
 def main() -> NoReturn:
     """Run the sidecar of the script that started this process.
 
-    The script writes one line of JSON to standard input: the run directory, the roles and the options of the job.
+    The script writes one line of JSON to standard input: the parent of the run directory, the roles, and the options
+    of the job.
     """
     for number in (*STOP_SIGNALS, *OTHER_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # the script handles them; the sidecar ends with the script
@@ -56,7 +58,10 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
         kill_wait_seconds=0,
         cancels_step=request["cancels_step"],
     )
-    path = Path(request["run_directory"])
+    counts = count_roles(request["counts"])
+    check_step(counts, spec.placement, step.num_tasks)
+    number = f".{request['number']}" if request["number"] > 1 else ""
+    path = Path(request["directory"], f"step-{step.job_id}.{step.step_id}-{step.restart_count}{number}")
     runs_service = step.rank == 0
     directory = RunDirectory.open(path, reserve_result=False) if runs_service else RunDirectory(path.absolute())
     rendezvous = make_rendezvous(step, spec, directory, owns_child=False)
@@ -68,7 +73,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
     script = CallingScript(rendezvous, on_launcher_loss)
     agent = Agent(rendezvous, script)
     acting = asyncio.create_task(agent.run())
-    serving = asyncio.create_task(_host(request["counts"], spec, directory, step)) if runs_service else None
+    serving = asyncio.create_task(_host(counts, spec, directory, step)) if runs_service else None
     tasks: set[asyncio.Task[Any]] = {acting} if serving is None else {acting, serving}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     if not script.has_started and not script.has_ended:

@@ -34,7 +34,7 @@ _HARMLESS_MODULES = (
 )
 _HARMLESS_METHODS = ("resolve", "absolute", "joinpath", "with_suffix", "as_posix", "expanduser", "exists")  # of paths
 # These count as installed, also in a checkout of the sources.
-_OWN_NAMES = ("tf4slurm", "tf4slurm_client", "tf4slurm_channel")
+_OWN_NAMES = ("tf4slurm", "tf4slurm_client", "tf4slurm_channel", "tf4slurm_sidecar")
 _NO_IMPORT = "is not an import"
 
 

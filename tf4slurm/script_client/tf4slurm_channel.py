@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 MAX_METRICS = 100
 
-_CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"
+CHANNEL_VARIABLE = "TF4SLURM_SCRIPT_CHANNEL"
 _SEND_SECONDS = 0.2  # the shortest interval between messages with reports
 _WAKE_SECONDS = 1.0
 _MAX_REPORTS = 100  # sent together; if there are more, neighbouring reports are merged
@@ -30,11 +30,23 @@ class Tf4SlurmError(Exception):
 
 
 class SlurmEnvironmentError(Tf4SlurmError):
-    """This process has no cluster."""
+    """This process has no cluster, or an environment variable is missing."""
+
+
+class PlacementError(Tf4SlurmError, ValueError):
+    """The roles do not fit the tasks of the step."""
+
+
+class InterfaceError(Tf4SlurmError):
+    """The network interface does not exist on this host or cannot be used."""
 
 
 class RendezvousError(Tf4SlurmError):
     """The cluster did not form."""
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """The cluster did not form in time. The message names the missing tasks."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
@@ -73,7 +85,7 @@ _channel: "Optional[Channel]" = None
 def find_channel() -> "Optional[Channel]":
     """Return this process's connection to its agent. Return None without an agent. A fork gets one of its own."""
     global _channel
-    name = os.environ.get(_CHANNEL_VARIABLE)
+    name = os.environ.get(CHANNEL_VARIABLE)
     if name is None:
         return None
     if _channel is None or _channel.process_id != os.getpid() or _channel.name != name:
@@ -108,6 +120,7 @@ class Channel:
         self.desired = Desired({})
         self._state: Dict[str, Any] = {"is_helper": True} if is_helper else {}
         self._is_open = True
+        self._loss = "The agent of this process has exited."
         self._reports: List[_Report] = []
         self._sent_at = 0.0
         self._delayed: Optional[threading.Timer] = None
@@ -179,7 +192,7 @@ class Channel:
         with self._changed:
             while not condition():
                 if not self._is_open:
-                    raise RendezvousConnectionError("The agent of this process has exited.")
+                    raise RendezvousConnectionError(self._loss)
                 if left <= 0:
                     return False
                 # a signal that arrives just before this thread sleeps is handled only when the thread wakes
@@ -188,6 +201,12 @@ class Channel:
                 left -= min(now - last, 2 * _WAKE_SECONDS)
                 last = now
             return True
+
+    def lose(self, why: str) -> None:
+        """Count the agent as lost: `wait_until` raises an error with the sentence `why`, also in other threads."""
+        with self._changed:
+            self._is_open, self._loss = False, why
+            self._changed.notify_all()
 
     def add_stop_callback(self, save: Callable[[], object]) -> None:
         """Call `save` in a new thread when the job is asked to stop, or at once if it was."""

@@ -31,6 +31,9 @@ SCRIPT_VARIABLES = (
 )
 """Variables that an agent sets for its child process, the user's script."""
 
+PYTHON_VARIABLE = "TF4SLURM_PYTHON"  # tf4slurm's interpreter, for the sidecar of a script whose Python lacks tf4slurm
+PYTHONPATH_VARIABLE = "TF4SLURM_PYTHONPATH"  # and its PYTHONPATH
+
 SCRIPT_CLIENT = Path(__file__).parents[1] / "script_client"
 """The directory of `tf4slurm_client`, for a script whose Python lacks tf4slurm."""
 
@@ -74,3 +77,18 @@ def append_path(paths: str, directory: Path) -> str:
     if str(directory) in paths.split(os.pathsep):
         return paths
     return f"{paths}{os.pathsep}{directory}" if paths else str(directory)
+
+
+def client_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a script under plain srun, whose Python lacks tf4slurm, finds its modules.
+
+    PYTHONPATH has the old names, too, which an agent does not set for its child: their package is called tf4slurm.
+    """
+    own = environ.get("PYTHONPATH", "")
+    # A checkout of tf4slurm on PYTHONPATH would hide the old names.
+    paths = os.pathsep.join(path for path in own.split(os.pathsep) if path != str(SCRIPT_CLIENT.parents[1]))
+    return {
+        PYTHON_VARIABLE: sys.executable,
+        PYTHONPATH_VARIABLE: own,
+        "PYTHONPATH": append_path(append_path(paths, SCRIPT_CLIENT), SCRIPT_CLIENT / "old_python"),
+    }

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tf4slurm.errors import LayoutError, PlacementError
+from tf4slurm.placement import count_roles
 from tf4slurm.roles import TASK_TYPES, role_of
 from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.server_dictionary import (
     ServerDictionary,
-    count_roles,
     form_cluster,
     get_server_dictionary,
     launched_server_dictionary,
