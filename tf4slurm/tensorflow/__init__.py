@@ -3,8 +3,9 @@
 No other package imports TensorFlow. This one imports it when a public name that needs it is first used.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from tf4slurm.tensorflow.versions import import_part
 
 if TYPE_CHECKING:
     from tf4slurm.clusters.local import LocalCluster as LocalCluster
@@ -47,10 +48,10 @@ _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report unknown attributes
 
     def __getattr__(name: str) -> Any:
-        """Import the module of a public name when the name is first used."""
+        """Import a public name when it is first used. With a TensorFlow that is too old for it, raise ImportError."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+        return import_part(name, _MODULE_OF[name])
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_MODULE_OF})

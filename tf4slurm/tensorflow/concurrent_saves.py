@@ -1,4 +1,4 @@
-"""What TensorFlow (2.16 to 2.21) needs so that a save and closures do not disturb each other."""
+"""What TensorFlow needs so that a save and closures do not disturb each other."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def separate_threads() -> None:
     TensorFlow keeps it in a global variable, where functions of other threads find it, too. If such a function fails,
     for example a save on a full disk, TensorFlow cancels all closures with it.
     """
+    if not hasattr(cancellation, "CancellationManagerContext"):  # TensorFlow 2.11 has no global variable
+        return
     cancellation.context = _find_manager
     cancellation.CancellationManagerContext.__enter__ = _enter
     cancellation.CancellationManagerContext.__exit__ = _exit

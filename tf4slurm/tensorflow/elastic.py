@@ -46,7 +46,6 @@ connection or the answer times out, the ps is only silent, not lost (`network.re
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 import weakref
@@ -60,11 +59,9 @@ from tf4slurm.cluster import Address
 from tf4slurm.scripts.channel import ScriptChannel
 from tf4slurm.tensorflow.elastic_connections import check_servers
 from tf4slurm.tensorflow.elastic_resources import WorkerIndex
+from tf4slurm.tensorflow.versions import ELASTIC_WORKERS
 
 logger = logging.getLogger(__name__)
-
-_VERSIONS = ("2.16", "2.21")
-"""The first and the last supported version. Tested: 2.16, 2.18 and 2.21, whose coordinators are the same."""
 
 _POLL_SECONDS = 0.2
 _PATIENCE_SECONDS = 10.0  # workers that were lost together return at about the same time
@@ -242,8 +239,8 @@ def _find_missing(servers: Mapping[int, Address]) -> list[int]:
 
 def _find_obstacle(coordinator: Any) -> str:
     """Return why the workers of a coordinator cannot change, or "" if they can. The text has no full stop."""
-    first, last = _VERSIONS
-    if not _numbers(first) <= _numbers(tf.__version__) <= _numbers(last):
+    if not ELASTIC_WORKERS.includes(tf.__version__):
+        first, last = ELASTIC_WORKERS.first, ELASTIC_WORKERS.last
         return f"TensorFlow {tf.__version__} is not one of the versions whose workers can change: {first} to {last}"
     cluster: Any = getattr(coordinator, "_cluster", None)
     handler = getattr(cluster, "failure_handler", None)
@@ -256,11 +253,6 @@ def _find_obstacle(coordinator: Any) -> str:
             if not hasattr(parts[part], name):
                 return f"The {part} of TensorFlow {tf.__version__} has no {name}"
     return ""
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, such as (2, 21)."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _parse(texts: Iterable[tuple[int, str]]) -> dict[int, Address]:

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
+from tf4slurm.tensorflow.checkpoints import check_integer
+
 _F = TypeVar("_F", bound=Callable[..., Any])
+_BATCH_SIZE = 32  # rows per batch of arrays, as in Keras
 
 
 class _Argument(NamedTuple):
@@ -106,3 +109,16 @@ def weight_classes(dataset_fn: Any, class_weight: Mapping[int, float]) -> Callab
         return dataset.map(weigh, num_parallel_calls=tf.data.AUTOTUNE)
 
     return make_weighted
+
+
+def make_dataset_function(data: Any, batch_size: int | None) -> Callable[[], Any]:
+    """Return the function that makes the dataset of `evaluate` or `predict`, whose argument is `data`."""
+    if not callable(data) and not isinstance(data, tf.data.Dataset):
+        size = _BATCH_SIZE if batch_size is None else check_integer("batch_size", batch_size, at_least=1)
+        return lambda: tf.data.Dataset.from_tensor_slices(data).batch(size)
+    if batch_size is not None:
+        raise ValueError(
+            f"batch_size (in fit: validation_batch_size) is {batch_size!r}, but a dataset has batches already. Leave "
+            "it out, and let the dataset have batches of that size."
+        )
+    return data if callable(data) else lambda: data

@@ -12,12 +12,10 @@ import tensorflow as tf
 from tf4slurm.errors import TrainingError
 from tf4slurm.tensorflow.checkpoints import check_integer
 from tf4slurm.tensorflow.constants import check_arrays, explain_large_array
-from tf4slurm.tensorflow.keras.arguments import explain_keras_arguments
+from tf4slurm.tensorflow.keras.arguments import explain_keras_arguments, make_dataset_function
 from tf4slurm.tensorflow.keras.checks import check_callbacks, check_model, describe_data, make_callback_list
 from tf4slurm.tensorflow.keras.execution import InThisProcess, OnWorkers, make_execution
 from tf4slurm.tensorflow.keras.step import KerasStep, build
-
-_BATCH_SIZE = 32  # rows per batch of arrays, as in Keras
 
 
 @explain_keras_arguments
@@ -108,7 +106,7 @@ class _SplitDataset:
                 'or evaluate on="chief" (in fit: validation_on="chief").'
             )
         self._execution = execution
-        self._make_dataset = _dataset_function(data, batch_size)
+        self._make_dataset = make_dataset_function(data, batch_size)
         self._steps = None if steps is None else check_integer("steps", steps, at_least=1)
         dataset = self._make_dataset()
         if self._steps is None and int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
@@ -206,15 +204,3 @@ class _Prediction(_SplitDataset):
             return {"outputs": [array.concat() for array in outputs], "sizes": sizes.stack()}
 
         return self._trace(predict_part)
-
-
-def _dataset_function(data: Any, batch_size: int | None) -> Callable[[], Any]:
-    if not callable(data) and not isinstance(data, tf.data.Dataset):
-        size = _BATCH_SIZE if batch_size is None else check_integer("batch_size", batch_size, at_least=1)
-        return lambda: tf.data.Dataset.from_tensor_slices(data).batch(size)
-    if batch_size is not None:
-        raise ValueError(
-            f"batch_size (in fit: validation_batch_size) is {batch_size!r}, but a dataset has batches already. Leave "
-            "it out, and let the dataset have batches of that size."
-        )
-    return data if callable(data) else lambda: data
