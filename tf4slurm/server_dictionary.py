@@ -19,6 +19,7 @@ from tf4slurm.script_client.tf4slurm_sidecar import end_script_sidecar, start_si
 from tf4slurm.scripts.channel import find_script_channel
 from tf4slurm.scripts.sidecar_process import read_answer
 from tf4slurm.slurm.environ import SlurmStep
+from tf4slurm.spec.job_spec import HoldPorts
 from tf4slurm.system.variables import SCRIPT_CHANNEL_VARIABLE, TASK_VARIABLE
 
 _ANSWER_SECONDS = 15.0  # after the timeout for the cluster; the sidecar has timeouts of its own
@@ -72,6 +73,7 @@ def get_server_dictionary(
     exchange: bool = True,
     ps_exit_seconds: float | None = 10.0,
     cancel_on_loss: bool = True,
+    hold_ports: HoldPorts = "auto",
 ) -> ServerDictionary:
     """Return the cluster spec of this process's Slurm step, and the process's task in it.
 
@@ -103,6 +105,10 @@ def get_server_dictionary(
             workers must have ended. None ends no task. A ps that calls `tf4slurm.shutdown` is not ended.
         cancel_on_loss: Under plain srun, end the step when a ps, or the sidecar of rank 0, is lost before training is
             over (default). Give False for scripts that continue without them.
+
+        hold_ports: Under plain srun, how the sidecar holds the port of this task until its server listens, as in the
+            option "--hold-ports": "auto" (default) for every kind of server, "always" only for TensorFlow 2.3 or newer,
+            "never" not at all.
 
     Returns:
         The cluster spec without evaluators, such as `{"ps": ["10.1.0.4:40123"], "worker": […]}`, and the type and the
@@ -138,6 +144,7 @@ def get_server_dictionary(
             ports,
             ps_exit_seconds=ps_exit_seconds,
             cancel_on_loss=cancel_on_loss,
+            hold_ports=hold_ports,
         )
     else:
         cluster = _compute_cluster(step, counts, placement, interface, ports)
@@ -210,6 +217,7 @@ def form_cluster(
     *,
     ps_exit_seconds: float | None = 10.0,
     cancel_on_loss: bool = True,
+    hold_ports: HoldPorts = "auto",
 ) -> Cluster:
     """Start this process's sidecar (`launch/sidecar_program.py`), which forms the step's cluster. Return the cluster.
 
@@ -228,6 +236,7 @@ def form_cluster(
         "ports": list(ports or ()),
         "timeout_seconds": timeout_seconds,
         "cancels_step": cancel_on_loss,
+        "hold_ports": hold_ports,
     }
     sidecar = start_sidecar("launch.sidecar_program", request)
     _sidecars.append(sidecar)

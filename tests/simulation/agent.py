@@ -153,6 +153,7 @@ class SimulatedChild(TaskProcess):
             killed_by=None,
             detail=None,
             tail=(),
+            port_failure=None,
             script=ScriptState(),
             usage=Usage(),
             has_server=False,
@@ -171,6 +172,7 @@ class SimulatedChild(TaskProcess):
             killed_by=script.killed_by,
             detail=detail,
             tail=tail,
+            port_failure=script.port_failure,
         )
 
     async def _probe(self, script: Script, *, has_chief: bool) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.oracle import accepted, disturbed_seconds, pauses, settled_at
+from tests.simulation.oracle import MOST_OTHER_PORTS, accepted, disturbed_seconds, pauses, settled_at
 from tests.simulation.script import Arrival, Script, ScriptProcess
 from tests.simulation.shards import SimulatedShards, done_shards
 from tf4slurm.cluster import Cluster
@@ -76,8 +76,35 @@ def attempts_are_used(job: Job, _: None) -> str | None:
         return None
     has_lost = bool(job.lost_at) or any(agent.ended_at < (job.outcome_at or 0.0) for agent in job.agents)
     is_over = has_lost or job.srun_died_at is not None
-    if job.state.attempt < job.plan.spec.max_attempts and not is_over:
+    if job.state.attempt - job.num_other_ports < job.plan.spec.max_attempts and not is_over:
         return f"it ends in attempt {job.state.attempt} of {job.plan.spec.max_attempts}: {outcome.reason}"
+    return None
+
+
+@at("end")
+def other_ports_use_no_attempt(job: Job, _: None) -> str | None:
+    """The cluster forms again on other ports at most five times, and each other attempt follows a failure."""
+    num_failed = sum(kind == "attempt" for _, kind, _, _ in job.events)
+    if job.num_other_ports > MOST_OTHER_PORTS:
+        return f"it has done so {job.num_other_ports} times"
+    if num_failed >= job.plan.spec.max_attempts or job.state.attempt != 1 + num_failed + job.num_other_ports:
+        return (
+            f"it is in attempt {job.state.attempt} after {num_failed} failures, {job.num_other_ports} times other ports"
+        )
+    return None
+
+
+@at("script starts")
+def task_whose_port_is_lost_gets_another(job: Job, started: Script) -> str | None:
+    """A task whose server could not listen starts again on another port, which its agent does not hold after "held"."""
+    if started.has_joined or job.disturbances:  # a failure is held while a task is disconnected
+        return None
+    of_attempt = (s for s in job.scripts if s.task == started.task and s.attempt == started.attempt)
+    if any(s.port_failure is not None and s.cause == "exit" for s in of_attempt):
+        return f"{started} starts on the port that it could not have"
+    was_held = any(kind == "other_ports" and "do not hold them" in text for _, kind, _, text in job.events)
+    if was_held and not started.agent.client.desired.releases_ports:
+        return f"{started} starts on a port that its agent holds"
     return None
 
 

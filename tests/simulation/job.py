@@ -112,6 +112,11 @@ class Job:
         self.joined_workers: dict[int, AgentProcess] = {}
         self.hosts_by_address = {host.address: host for host in self.hosts}
 
+    @property
+    def num_other_ports(self) -> int:
+        """How many times the cluster has formed again on other ports."""
+        return sum(kind == "other_ports" for _, kind, _, _ in self.events)
+
     # What agents and scripts call
 
     def draw(self, low: float, high: float) -> float:

@@ -14,6 +14,7 @@ from tf4slurm.agent.script_processes import ScriptProcesses
 from tf4slurm.control import barriers, rules
 from tf4slurm.control.client import ControlClient
 from tf4slurm.control.desired_states import DesiredStates
+from tf4slurm.control.messages import DesiredState
 from tf4slurm.control.receiver import Receiver
 from tf4slurm.control.records import Phase, TaskRecord
 from tf4slurm.control.script_calls import ScriptCalls
@@ -124,6 +125,15 @@ def _real_time(self: ControlClient) -> float:
     return self._clock._read()
 
 
+def _fail_after_port_failure(*_: Any, **__: Any) -> Any:
+    return rules.AfterPortFailure.FAILURE
+
+
+def _hold_ports_again(self: DesiredStates, attempt: int, *, releases_ports: bool = False) -> None:
+    self.shared = dataclasses.replace(DesiredState(), attempt=attempt, releases_ports=releases_ports)
+    self.note_all()
+
+
 MUTATIONS = {
     "a barrier waits for spares": Mutation(barriers, "_expected", _expect_spares),
     "a lost member counts as ended at barriers": Mutation(barriers, "_expected", _expect_lost),
@@ -150,6 +160,9 @@ MUTATIONS = {
     "a second stop request ends the grace period": Mutation(
         rules, "LEAVES_GRACE_PERIOD", dict.fromkeys(rules.StopRequest, (True, False))
     ),
+    "a lost port fails the attempt": Mutation(rules, "after_port_failure", _fail_after_port_failure),
+    "the cluster forms again on other ports for ever": Mutation(rules, "MOST_OTHER_PORTS", 1_000),
+    "released ports are held in a later attempt": Mutation(DesiredStates, "begin_attempt", _hold_ports_again),
     "a stop is over when one script has saved": Mutation(rules, "is_stop_over", _any_has_saved),
 }
 """Each mutation restores one fault that the code had, or would have without one of its rules."""

@@ -16,6 +16,7 @@ from tf4slurm.roles import role_of
 if TYPE_CHECKING:
     from tests.simulation.job import Job
 
+MOST_OTHER_PORTS = 5
 REPORT_SECONDS = 0.15
 """The accuracy of the order of causes: the longest time from an exit until the launcher has its report."""
 _NEVER = float("inf")
@@ -81,6 +82,13 @@ def _failures(job: Job) -> list[Candidate]:
     for script in ended:
         role = role_of(script.task.task_type, has_chief=job.has_chief)
         is_restarted = role.name in _RESTARTED and script.start_count <= job.plan.spec.max_worker_restarts
+        if script.port_failure is not None:
+            if not _is_last_port_failure(job, script):
+                if job.disturbances or job.killed_agents:  # another failure may be held: then this one counts, too
+                    causes = frozenset({script.task})
+                    found.append(Candidate((1,), causes, script.ended_at, _NEVER, f"{script}: its port"))
+                continue
+            is_restarted = False
         is_decisive = bool(script.returncode) and not role.is_wait_bounded
         is_consequence = any(_is_known_to_break(job, rank, script.ended_at) for rank in job.killed_agents)
         if is_restarted or is_consequence or script.ended_at > stopping_at or not (is_decisive or script in early):
@@ -109,6 +117,12 @@ def _failures(job: Job) -> list[Candidate]:
             causes = frozenset({other.task})
             found.append(Candidate((EXIT_TASK_LOST,), causes, script.ended_at, latest, f"{script} after {other}"))
     return found
+
+
+def _is_last_port_failure(job: Job, script: Script) -> bool:
+    """Return whether the failure of a server to listen fails the attempt, so that the cluster does not form again."""
+    is_released = script.port_failure == "held" and script.agent.client.desired.releases_ports
+    return is_released or job.num_other_ports >= MOST_OTHER_PORTS
 
 
 def _is_known_to_break(job: Job, rank: int, time: float) -> bool:
@@ -224,8 +238,15 @@ def _may_be_lost(job: Job, number: int) -> bool:
         return False
     if any(hanging is script for _, hanging in job.hangs):
         return True
+    if script is not None and _is_over(job, script, time):
+        return True
     ended_at = min(agent.ended_at, script.ended_at if script is not None and script.has_ended else _NEVER)
     return ended_at < settled_at(job, agent.rank, time, REPORT_SECONDS + 0.5) or agent.rank in job.lost_at
+
+
+def _is_over(job: Job, script: Script, time: float) -> bool:
+    """Return whether the attempt of a script was over at a time. The agent then ends it, and drops what it reports."""
+    return any(kind == "rendezvous" and script.started_at < at <= time for at, kind, _, _ in job.events)
 
 
 def _others(job: Job) -> list[Candidate]:

@@ -17,6 +17,7 @@ from tf4slurm.placement import place_tasks
 from tf4slurm.spec.job_spec import JobSpec
 
 StopMode = Literal["none", "polls", "saves"]
+PortFault = Literal["taken", "held", "own"]
 FAILURES = (1, 1, 2, 3, 77, -6, -9, -11)
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 REPEATED_SIGNALS = ("SIGINT", "SIGINT", "SIGTERM", "SIGQUIT")
@@ -41,6 +42,8 @@ class ScriptPlan:
         ends_with_training: Whether a server exits when training is over.
         fails_after: Seconds after the loss of a ps until it fails; None if it does not notice.
         takes_shards: Whether it takes data shards.
+        port_faults: Why the server of its first start cannot listen, the second, and so on: another program has the
+            port, the agent holds it, or the script wants a port of its own that is in use.
     """
 
     import_seconds: float = 0.5
@@ -58,6 +61,7 @@ class ScriptPlan:
     ends_with_training: bool = False
     fails_after: float | None = None
     takes_shards: bool = False
+    port_faults: tuple[PortFault, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ def make_plan(seed: int) -> Plan:
     starts = tuple(
         None if chance.random() < 0.005 else round(chance.uniform(0.05, 0.6), 3) for _ in range(spec.num_tasks)
     )
+    _add_port_faults(random.Random(seed + 3_000_017), scripts)
     return Plan(
         seed,
         spec,
@@ -189,7 +194,8 @@ def make_compared_plans(seed: int) -> tuple[Plan, Plan]:
     """Return two plans without failures that differ only by a pause of the launcher or of the whole job."""
     plan, chance = make_plan(seed), random.Random(seed + 2_000_003)
     scripts = {
-        task: dataclasses.replace(script, returncodes=(), failure_seconds=()) for task, script in plan.scripts.items()
+        task: dataclasses.replace(script, returncodes=(), failure_seconds=(), port_faults=())
+        for task, script in plan.scripts.items()
     }
     starts = tuple(seconds or 0.1 for seconds in plan.start_seconds)
     quiet = dataclasses.replace(
@@ -241,6 +247,15 @@ def _script(chance: random.Random, task: Task, num_barriers: int, *, has_chief: 
         ends_with_training=kind == "ps" and chance.random() < 0.5,
         fails_after=round(chance.uniform(0.05, 3.0), 3) if trains and chance.random() < 0.6 else None,
     )
+
+
+def _add_port_faults(chance: random.Random, scripts: dict[Task, ScriptPlan]) -> None:
+    """Let the server of a task in the cluster fail to listen, in a tenth of the jobs."""
+    if chance.random() < 0.1:
+        task = chance.choice([task for task in scripts if task.task_type in ("chief", "ps", "worker")])
+        fault: PortFault = chance.choice(("taken", "taken", "held", "own"))
+        count = chance.choice((1, 2, 20)) if fault == "taken" else 20
+        scripts[task] = dataclasses.replace(scripts[task], port_faults=(fault,) * count)
 
 
 def _with_shards(script: ScriptPlan, task: Task) -> ScriptPlan:

@@ -12,7 +12,7 @@ from tests.simulation.plan import ScriptPlan
 from tests.simulation.shards import SimulatedShards
 from tests.simulation.world import Process
 from tf4slurm.cluster import Task
-from tf4slurm.control.messages import JOINING_RANK, BarrierArrival, DesiredState, ScriptState
+from tf4slurm.control.messages import JOINING_RANK, BarrierArrival, DesiredState, PortFailure, ScriptState
 
 if TYPE_CHECKING:
     from tests.simulation.agent import AgentProcess
@@ -46,6 +46,7 @@ class Script:
     Attributes:
         killed_by: What has killed it; None if it has exited by itself.
         cause: Why it has ended, for the history: "exit", or who killed it.
+        port_failure: Why its server could not listen, as its agent reports it.
     """
 
     def __init__(self, job: Job, agent: AgentProcess, rank: int, task: Task, attempt: int, start_count: int) -> None:
@@ -57,6 +58,7 @@ class Script:
         self.returncode: int | None = None
         self.killed_by: Any = None
         self.cause = ""
+        self.port_failure: PortFailure | None = None
         self.has_server = False
         self.has_completed = False
         self.is_terminated = False
@@ -96,6 +98,15 @@ class Script:
         self.job.check("script starts", self)
         self.job.scripts.append(self)
         self.main.create_task(self.main.run())
+
+    def find_port_failure(self) -> PortFailure | None:
+        """Return why the server of this start cannot listen."""
+        if self.number >= len(self.plan.port_faults):
+            return None
+        fault = self.plan.port_faults[self.number]
+        if fault == "taken":
+            return "taken"
+        return "held" if fault == "own" or not self.agent.client.desired.releases_ports else None
 
     def fork(self, seconds: float) -> None:
         """Start a helper, such as a data loader, with its own connection to the agent."""
@@ -214,6 +225,9 @@ class ScriptProcess(Process):
         await asyncio.sleep(plan.import_seconds)
         if plan.stop != "polls":
             self.connect()
+        script.port_failure = script.find_port_failure()
+        if script.port_failure is not None:
+            await self.exit(1)
         script.has_server = True
         if plan.stop == "saves":
             self.send(handles_stop=True)

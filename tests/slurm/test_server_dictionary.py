@@ -24,6 +24,20 @@ print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
 """
 
 
+OTHER_SERVER = """
+import json, os, socket, sys
+from tf4slurm import *
+answer = {call}
+own = answer[0][answer[1]][answer[2]]
+server = socket.socket()
+for option in {options}:
+    server.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+server.bind(("", int(own.rpartition(":")[2])))
+server.listen()
+print(json.dumps([int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"], *answer]))
+"""
+
+
 def run(
     lab: SlurmLab, directory: Path, call: str, *options: str, imports: str = "from tf4slurm import *", **environ: str
 ) -> subprocess.CompletedProcess[str]:
@@ -77,6 +91,28 @@ def test_cluster_spec_is_correct_over_the_components_of_a_heterogeneous_step(tmp
     found = answers(result)
     check_addresses(lab, found)
     assert [answer[1] for answer in found if answer[3] == "ps"] == ["r1-n10", "r1-n10"]
+
+
+@pytest.mark.parametrize(
+    ("hold_ports", "options", "is_possible"),
+    [
+        ("auto", ["SO_REUSEADDR"], True),  # TensorFlow 1.15
+        ("always", ["SO_REUSEADDR"], False),
+        ("never", [], True),
+    ],
+)
+def test_server_without_reuse_port_gets_the_held_port(
+    tmp_path: Path, lab: SlurmLab, hold_ports: str, options: list[str], is_possible: bool
+) -> None:
+    script = tmp_path / "script.py"
+    call = f"get_server_dictionary({ROLES}, hold_ports={hold_ports!r})"
+    script.write_text(OTHER_SERVER.format(call=call, options=options))
+    result = lab.run("srun", "-Q", "-N4", "-n4", sys.executable, script, cwd=tmp_path, check=False)
+    if is_possible:
+        check_addresses(lab, answers(result))
+    else:
+        assert result.returncode == 1
+        assert "Address already in use" in result.stderr
 
 
 def test_infiniband_interface_gives_the_addresses_of_its_network(tmp_path: Path, lab: SlurmLab) -> None:

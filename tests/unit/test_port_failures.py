@@ -118,7 +118,7 @@ def test_port_of_another_server_of_the_script_ends_the_job() -> None:
     lose_port(job, 0, "held")
     assert job.outcome.reason == (
         "The server of chief/0 on n0 could not listen on port 5000, on which no other process listens. The cluster has "
-        "formed on other ports 1 times. If the script opens another port, let it choose a free one: port 0."
+        "formed on other ports once. If the script opens another port, let it choose a free one: port 0."
     )
 
 

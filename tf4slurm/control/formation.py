@@ -70,7 +70,8 @@ def describe_port_failure(record: TaskRecord, port_failure: PortFailure) -> str:
 
 def port_failure_cure(port_failure: PortFailure, hold_ports: HoldPorts, num_other_ports: int) -> str:
     """Return as sentences what has been tried after a port failure, and what the user can do."""
-    tried = f"The cluster has formed on other ports {num_other_ports} times. " if num_other_ports else ""
+    times = "once" if num_other_ports == 1 else f"{num_other_ports} times"
+    tried = f"The cluster has formed on other ports {times}. " if num_other_ports else ""
     if port_failure == "held":
         if hold_ports == "always":
             return f"{tried}With --hold-ports always it needs TensorFlow 2.3 or newer. Give --hold-ports auto or never."

@@ -57,6 +57,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
         start_timeout_seconds=request["timeout_seconds"],
         kill_wait_seconds=0,
         cancels_step=request["cancels_step"],
+        hold_ports=request["hold_ports"],
     )
     counts = count_roles(request["counts"])
     check_step(counts, spec.placement, step.num_tasks)
