@@ -267,9 +267,9 @@ def send_leave() -> None:
     _print({})
 
 
-def send_error(error: Exception) -> None:
-    """Send the process the reason why the cluster did not form."""
-    _print({"error": [type(error).__name__, str(error), vars(error)]})
+def send_error(error: Exception, rank: int | None = None) -> None:
+    """Send the process the reason why the cluster did not form, and its rank if the sidecar goes on."""
+    _print({"error": [type(error).__name__, str(error), vars(error)], "rank": rank})
 
 
 def _print(content: object) -> None:

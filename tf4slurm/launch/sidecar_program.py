@@ -80,7 +80,7 @@ async def _run_sidecar(request: dict[str, Any], step: SlurmStep) -> None:
     if not script.has_started and not script.has_ended:
         if serving is not None and serving.done():
             serving.result()
-        send_error(agent.failure or RendezvousError("The cluster did not form."))
+        send_error(agent.failure or RendezvousError("The cluster did not form."), step.rank)
     await acting
     if serving is not None:
         await asyncio.wait({serving})

@@ -244,17 +244,16 @@ def _form_cluster(request: Dict[str, Any], timeout_seconds: float, exit_seconds:
     environ["PYTHONPATH"] = os.environ.get("TF4SLURM_PYTHONPATH", "")
     sidecar = start_sidecar("launch.sidecar_program", request, python=os.environ["TF4SLURM_PYTHON"], environ=environ)
     _sidecars.append(sidecar)
-    # Until the rank is known, this may be the sidecar that runs the control service.
-    is_rank_0 = [True]
-    atexit.register(lambda owner: end_script_sidecar(sidecar, owner, runs_service=is_rank_0[0]), os.getpid())
+    ranks: List[int] = []  # the sidecar of rank 0 runs the control service
+    atexit.register(lambda owner: end_script_sidecar(sidecar, owner, runs_service=ranks == [0]), os.getpid())
     line = read_line(sidecar, timeout_seconds + _ANSWER_SECONDS)
     missing = ["RendezvousError", "The sidecar exited, or is stopped."]
     answer: Dict[str, Any] = json.loads(line) if line else {"error": missing}
+    ranks.append(answer.get("rank", -1))
     if "error" in answer:
         name, message = answer["error"][:2]
         kind = getattr(channels, name, None)
         raise kind(message) if kind else RendezvousError(f"The sidecar failed: {name}: {message}")
-    is_rank_0[0] = answer["rank"] == 0
     os.environ[channels.CHANNEL_VARIABLE] = answer["channel"]
     os.environ.update(answer["environment"])
     cluster: Dict[str, List[str]] = {}
