@@ -17,7 +17,20 @@ PYTHONS := 3.10 3.13
 # Further versions of TensorFlow with which `make test-long` trains Keras models, changes the workers, and forks processes.
 TENSORFLOWS := 2.16 2.18
 
-.PHONY: demo test test-long test-faults slurm-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist simulate soak fuzz clean
+# The versions of TensorFlow whose jobs `make tensorflow-versions` runs, beside that of $(VENV): the Python of each, and further requirements.
+JOB_TENSORFLOWS := 1.15 2.4 2.8 2.11 2.13 2.15 $(TENSORFLOWS)
+PYTHON_OF_1.15 := 3.7
+PYTHON_OF_2.4 := 3.8
+PYTHON_OF_2.8 := 3.10
+PYTHON_OF_2.11 := 3.10
+PYTHON_OF_2.13 := 3.11
+PYTHON_OF_2.15 := 3.11
+NEEDS_OF_1.15 := protobuf<3.21 numpy<1.19
+NEEDS_OF_2.4 := protobuf<3.21
+NEEDS_OF_2.8 := protobuf<3.21 numpy<1.24
+NEEDS_OF_2.11 := numpy<1.24
+
+.PHONY: demo test test-long test-faults slurm-versions tensorflow-versions test-pythons test-tensorflows check slurm browser bench bench-quick peers faults notebooks docs docs-links dist simulate soak fuzz clean
 
 demo: $(DEMO)/installed
 	$(DEMO)/bin/tf4slurm run --ps 1 --workers 2 -- $(DEMO)/bin/python TUTORIALS/train_digits.py
@@ -32,8 +45,8 @@ test: $(VENV)/installed slurm browser check
 	$(PYTEST) --cov --cov-report=
 
 # The slow tests: most of the fault matrix, most notebooks, and all variants but the first. Hours.
-test-long: $(VENV)/installed slurm browser test-pythons test-tensorflows slurm-versions
-	$(PYTEST) -m long
+test-long: $(VENV)/installed slurm browser test-pythons test-tensorflows tensorflow-versions slurm-versions
+	$(PYTEST) -m long --ignore=tests/tensorflow/test_versions.py
 
 # The fault matrix only: a third of an hour, or those cases that FAULTS names, as pytest's -k. One after the other: they are
 # timed.
@@ -63,14 +76,25 @@ $(VENV)-%/tested: FORCE
 # Training with Keras and forked processes on older versions of TensorFlow, each in its own virtual environment.
 test-tensorflows: $(TENSORFLOWS:%=.tensorflow-%/tested)
 
+# tf4slurm needs Python 3.10: with an older one, the environment has TensorFlow only.
 .tensorflow-%/installed: setup.cfg pyproject.toml
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --editable ".[test]" "tensorflow-cpu==$*.*" scikit-learn
+	@for python in $(if $(PYTHON_OF_$*),python$(PYTHON_OF_$*) \
+	    $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(PYTHON_OF_$*).*/bin/python,$(PYTHON)) ""; do \
+	  "$$python" -c "" 2>/dev/null && break; done; \
+	if [ -z "$$python" ]; then echo "Python $(PYTHON_OF_$*) is not installed: TensorFlow $* is skipped."; exit 0; fi; \
+	set -ex; "$$python" -m venv $(@D); \
+	own=; ! $(@D)/bin/python -c "import sys; sys.exit(sys.version_info < (3, 10))" || own="--editable .$(if $(filter $*,$(TENSORFLOWS)),[test] scikit-learn)"; \
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $$own $(foreach need,$(NEEDS_OF_$*),"$(need)") \
+	    "$(if $(filter 1.%,$*),tensorflow,tensorflow-cpu)==$*.*"; \
 	touch $@
 
 .tensorflow-%/tested: .tensorflow-%/installed FORCE
 	$(@D)/bin/python -m pytest -m "" --numprocesses=2 --dist=loadfile tests/tensorflow/test_keras_fit.py \
 	    tests/tensorflow/test_elastic.py tests/tensorflow/reference tests/tensorflow/test_preload.py
+
+# Jobs with each version of TensorFlow, as a table in tf4slurm/doctor/tensorflow_tests.json: an hour.
+tensorflow-versions: $(VENV)/installed $(JOB_TENSORFLOWS:%=.tensorflow-%/installed)
+	$(BIN)/python -m tests.tensorflow.versions
 
 .PRECIOUS: .tensorflow-%/installed
 
@@ -157,4 +181,4 @@ browser:
 	fi
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(PYTHONS:%=$(VENV)-%) $(TENSORFLOWS:%=.tensorflow-%) $(PEERS) build dist docs/_build *.egg-info
+	rm -rf $(VENV) $(DEMO) $(PYTHONS:%=$(VENV)-%) $(JOB_TENSORFLOWS:%=.tensorflow-%) $(PEERS) build dist docs/_build *.egg-info

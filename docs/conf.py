@@ -1,5 +1,6 @@
 """Configuration of the documentation site: `make docs` writes it to docs/_build/html."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ TUTORIALS = Path(__file__).parent.parent / "TUTORIALS"
 # autodoc_mock_imports does not cover the imports of Sphinx's source analysis.
 without_tensorflow = mock(["keras", "numpy", "tensorflow"])
 without_tensorflow.__enter__()
+importlib.import_module("tensorflow").__version__ = "2.21.0"  # tf4slurm compares it
 
 project = "tf4slurm"
 author = "the developers of tf4slurm"

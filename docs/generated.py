@@ -22,6 +22,7 @@ from tf4slurm.control.messages import CheckpointState
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.doctor.scheduler import SubjectTests, read_tests
+from tf4slurm.doctor.tensorflow_versions import FAILS, WORKS, read_tensorflow_tests
 from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
@@ -179,6 +180,22 @@ def _count_tests(tests: SubjectTests | None) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
 
+def make_tensorflow_tests() -> str:
+    """Return the table of the jobs with each version of TensorFlow, and the errors of those that are refused."""
+    by_version = read_tensorflow_tests()
+    heads = [f"{version} (Python {'.'.join(each['python'].split('.')[:2])})" for version, each in by_version.items()]
+    rows, errors = [["", *heads], ["---"] * (len(heads) + 1)], []
+    for job in dict.fromkeys(job for each in by_version.values() for job in each["jobs"]):
+        cells = [each["jobs"].get(job, "not run") for each in by_version.values()]
+        for number, cell in enumerate(cells):
+            if cell not in (WORKS, FAILS, "not run"):
+                errors += [cell] if cell not in errors else []
+                cells[number] = f"refused ({errors.index(cell) + 1})"
+        rows.append([job, *cells])
+    table = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([*table, "", *(f"{number}. `{error}`" for number, error in enumerate(errors, 1))])
+
+
 def make_search() -> str:
     """Return the search field of the troubleshooting page; _static/symptoms.js fills its list."""
     return """<div id="symptom-search">
@@ -217,6 +234,7 @@ GENERATORS = {
     "version": lambda: str(SCHEMA_VERSION),
     "errors": make_errors,
     "slurm_tests": make_slurm_tests,
+    "tensorflow_tests": make_tensorflow_tests,
 }
 
 

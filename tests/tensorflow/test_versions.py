@@ -62,15 +62,15 @@ SESSION = Script(
     (DIRECTORY,),
     WITHOUT_CHIEF,
     ("worker 0 trained", "worker 1 trained"),
-    ("--steps", "20000"),
+    ("--steps", "6000"),
 )
-GUIDE = Script("version_scripts/guide.py", (DIRECTORY,), WITH_CHIEF, ("trained to step 80",), ("--epochs", "150"))
+GUIDE = Script("version_scripts/guide.py", (DIRECTORY,), WITH_CHIEF, ("trained to step 80",), ("--epochs", "60"))
 STEPS = Script(
     "version_scripts/steps.py",
     (DIRECTORY,),
     WITH_CHIEF,
     ("trained to step 3",),
-    ("--steps", "15000"),
+    ("--steps", "6000"),
     ("Checkpoints", "parameter_server_strategy", "run_steps"),
 )
 FIT = Script(

@@ -21,6 +21,7 @@ from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
 from tf4slurm.doctor.notebook import check_notebook
 from tf4slurm.doctor.scheduler import check_slurm
+from tf4slurm.doctor.tensorflow_versions import check_versions
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.settings import fill_in, read_settings
@@ -37,6 +38,8 @@ _COLOURS: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 )
 @job_options("doctor", names=HOST_OPTIONS)
 @click.option("--site", help="Check this profile too: its partition, time limit, GPUs and network.")
+@click.option("--module", "modules", multiple=True, help="Name the TensorFlow of this module, too. Repeatable.")
+@click.option("--container", metavar="IMAGE", help="Name the TensorFlow of this image, too.")
 @click.option("--quick", is_flag=True, help="Skip the checks that start TensorFlow and pip, which take seconds.")
 @click.option("--report", "as_report", is_flag=True, help="Write plain text to paste into an issue.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
@@ -48,6 +51,8 @@ def doctor(
     on_nodes: bool,
     notebook: bool,
     site: str | None,
+    modules: tuple[str, ...],
+    container: str | None,
     quick: bool,
     as_report: bool,
     as_json: bool,
@@ -80,6 +85,7 @@ def doctor(
         if not quick:
             _show_progress("starting TensorFlow once")
         findings += check_host(environ, spec, is_quick=quick, probe_name=secrets.token_hex(6))[0]
+        findings += check_versions(environ, modules, container)
     if as_json:
         shown = {"tf4slurm": __version__, "findings": [asdict(finding) for finding in findings]}
         click.echo(json.dumps({**shown, "exit_code": exit_code_of_findings(findings)}, indent=2))

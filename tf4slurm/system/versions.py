@@ -13,20 +13,27 @@ from tf4slurm.system.program import read_line, read_output
 COMMIT_FILE = ".tf4slurm-commit"
 """Name of the file in a snapshot (a copy of the user's code) that contains the commit of the original."""
 
+# For Python 3.6, too: importlib.metadata came with 3.8.
 _VERSIONS = """
-import importlib.metadata, json, platform
+import json, os, platform, re, sys
+installed = {}
+for directory in filter(os.path.isdir, sys.path):
+    for entry in os.listdir(directory):
+        match = re.match(r"(.+?)-([^-]+)(-py[0-9.]+)?[.](dist|egg)-info$", entry)
+        if match:
+            installed.setdefault(match.group(1).lower().replace("-", "_"), match.group(2))
 found = {"python": platform.python_version()}
 packages = {
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly", "tensorflow-macos"),
+    "tensorflow": [
+        *("tensorflow", "tensorflow_cpu", "tensorflow_gpu", "tensorflow_rocm", "tf_nightly", "tensorflow_macos"),
+    ],
     "keras": ("keras",),
     "tf_keras": ("tf_keras",),
 }
 for name, candidates in packages.items():
     for candidate in candidates:
-        try:
-            found.setdefault(name, importlib.metadata.version(candidate))
-        except importlib.metadata.PackageNotFoundError:
-            pass
+        if candidate in installed:
+            found.setdefault(name, installed[candidate])
 print(json.dumps(found))
 """
 
@@ -44,13 +51,15 @@ def explain_difference(own: Mapping[str, str], other: Mapping[str, str]) -> str:
     )
 
 
-def read_versions(python: str) -> dict[str, str]:
-    """Return the versions of the interpreter `python` and its packages, without importing TensorFlow.
+def read_versions(*python: str) -> dict[str, str]:
+    """Return the versions of an interpreter and its packages, without importing TensorFlow.
+
+    `python` is the path of the interpreter, or a command to which the interpreter's arguments are added.
 
     The keys are "python", and as far as installed, "tensorflow", "keras" and "tf_keras". The result is empty if the
     interpreter cannot be run within 20 s.
     """
-    output = read_output(python, "-c", _VERSIONS) if python else None
+    output = read_output(*python, "-c", _VERSIONS) if all(python) else None
     with contextlib.suppress(ValueError):
         found: dict[str, str] = read_line(output or "", "{")
         return found
