@@ -21,8 +21,8 @@ from tf4slurm.cli.main import _VERBS as VERBS
 from tf4slurm.control.messages import CheckpointState
 from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.shard_leases import ShardProgress
+from tf4slurm.doctor.pythons import FAILS, WORKS, read_tensorflow_tests
 from tf4slurm.doctor.scheduler import SubjectTests, read_tests
-from tf4slurm.doctor.tensorflow_versions import FAILS, WORKS, read_tensorflow_tests
 from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec

@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.tensorflow.test_versions import CASES, ROOT, VERSIONS, find_python
-from tf4slurm.doctor.tensorflow_versions import FAILS, RESULTS, WORKS, VersionTests
+from tf4slurm.doctor.pythons import FAILS, RESULTS, WORKS, VersionTests
 
 TESTS = Path(__file__).with_name("test_versions.py")
 

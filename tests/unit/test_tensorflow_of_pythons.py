@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tf4slurm.doctor import tensorflow_versions
-from tf4slurm.doctor.tensorflow_versions import VersionTests, check_versions, describe_version, read_tensorflow_tests
+from tf4slurm.doctor import pythons
+from tf4slurm.doctor.pythons import VersionTests, check_versions, describe_version, read_tensorflow_tests
 
 TESTS = {
     "1.15": VersionTests(tensorflow="1.15.5", python="3.7.16", jobs={"flags": "works", "fit": "ImportError: old"}),
@@ -19,7 +19,7 @@ TESTS = {
 
 @pytest.fixture
 def two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorflow_versions, "read_tensorflow_tests", lambda: TESTS)
+    monkeypatch.setattr(pythons, "read_tensorflow_tests", lambda: TESTS)
 
 
 @pytest.mark.parametrize(

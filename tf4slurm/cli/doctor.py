@@ -20,8 +20,8 @@ from tf4slurm.doctor.finding import Level, exit_code_of_findings, format_finding
 from tf4slurm.doctor.host import check_host
 from tf4slurm.doctor.nodes import check_nodes, run_node
 from tf4slurm.doctor.notebook import check_notebook
+from tf4slurm.doctor.pythons import check_versions
 from tf4slurm.doctor.scheduler import check_slurm
-from tf4slurm.doctor.tensorflow_versions import check_versions
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
 from tf4slurm.spec.settings import fill_in, read_settings
