@@ -108,6 +108,11 @@ class Job:
         draft.write_text(str(code))
         draft.replace(self.children / f"{name}.exit")
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to `tf4slurm run`."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def wait(self, timeout_seconds: float = 60) -> int:
         """Wait for the end of `tf4slurm run`; return its exit code."""
         assert self.process is not None

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import os
 import re
@@ -115,8 +114,7 @@ def stop_and_resume(job: Job, python: str, script: Script) -> None:
     """After a stop request, the same command resumes from the checkpoint."""
     start(job, python, script, "--grace-period", "5", longer=True)
     wait_for_checkpoint(job)
-    assert job.process is not None
-    job.process.send_signal(signal.SIGTERM)
+    job.send_signal(signal.SIGTERM)
     assert job.wait(120) == 143, job.stdout + job.stderr
     start(job, python, script, longer=True)
     check_end(job, script, longer=True)
@@ -169,6 +167,17 @@ def test_job_with_version_of_tensorflow(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
+    check_job(job, name, version, monkeypatch, record_property)
+
+
+def check_job(
+    job: Job,
+    name: str,
+    version: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Check that a job works with a version of TensorFlow, or is refused as `CAPABILITIES` says. Record the facts."""
     python = find_python(version)
     if python is None:
         pytest.skip(f"There is no TensorFlow {version}: make tensorflow-versions")
@@ -224,8 +233,7 @@ def kill(job: Job, python: str, script: Script, task: str) -> None:
 
 def wait_for_checkpoint(job: Job) -> None:
     directory = job.directory / "checkpoints"
-    has_checkpoint = functools.partial(lambda: len(list(directory.glob("*.index"))) >= 2)
-    assert wait_until(has_checkpoint, 240), job.stdout + job.stderr
+    assert wait_until(lambda: len(list(directory.glob("*.index"))) >= 2, 240), job.stdout + job.stderr
 
 
 def find_beginnings(job: Job) -> list[str]:
