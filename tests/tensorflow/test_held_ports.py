@@ -25,6 +25,7 @@ SECONDS = 170
 
 SERVERS = """
 import json
+import os
 import sys
 import time
 
