@@ -324,4 +324,5 @@ def test_outside_of_a_job_the_users_sbatch_variables_are_kept_unless_the_script_
 def test_every_variable_that_tf4slurm_sets_is_removed() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(tf4slurm.__file__).parent.rglob("*.py")]
     found = {name for source in sources for name in re.findall(r'"(TF4SLURM_[A-Z_]*[A-Z])"', source)}
-    assert set(submit_environment(dict.fromkeys(found, "x"), "")) == {"TF4SLURM_LOG", "TF4SLURM_TRUST"}
+    set_by_the_user = {"TF4SLURM_LOG", "TF4SLURM_TRUST", "TF4SLURM_PYTHON", "TF4SLURM_PYTHONPATH"}
+    assert set(submit_environment(dict.fromkeys(found, "x"), "")) == set_by_the_user

@@ -346,7 +346,7 @@ class OwnedChild(TaskProcess):
         """Wait for the child's exit, and report it. `_finish_log` then reports the child's last lines.
 
         The exit is reported at once, except for two kinds of failure: that of a second or later start before its server
-        ran, and one whose cause may be the port. These are reported together with their last lines.
+        ran, and one whose cause is the port. These are reported together with their last lines.
 
         A child that fails its liveness probe is killed. `address` is that of the child's server, or None if it has no
         server.
@@ -386,13 +386,20 @@ class OwnedChild(TaskProcess):
         # The launcher compares the failure of a second start with that of the first before it allows a third. After the
         # loss of a port it begins on other ports.
         is_compared = observed.start_count > 1 and not observed.has_server
-        waits_for_failure = returncode != 0 and (is_compared or self._handover.may_fail)
+        waits_for_failure = returncode != 0 and (is_compared or await self._has_lost_port(child, log))
         if not waits_for_failure:
             self._report(**exit_report)
             exit_report = {}
         self._draining = asyncio.create_task(self._finish_log(child, log, returncode, num_oom_kills, exit_report))
         if waits_for_failure:
             await self._wait_for_tail()
+
+    async def _has_lost_port(self, child: Child, log: ChildLog) -> bool:
+        """Return whether the server of a child that has failed could not listen, by what the child has printed."""
+        if not self._handover.may_fail:
+            return False
+        await child.wait_for_printed()
+        return self._handover.find_failure(log.last_lines) is not None
 
     async def _finish_log(
         self,

@@ -135,6 +135,11 @@ class ChildLog:
             self._timed_at = now
             self._times.write(b"%d %.1f\n" % (file.seek(0, os.SEEK_END), now))
 
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last complete lines so far (see `LastLines`)."""
+        return self._tail.to_tuple()
+
     def close(self) -> tuple[str, ...]:
         """Print the incomplete last line on the terminal. Return the last lines of the output (see `LastLines`).
 

@@ -194,6 +194,7 @@ def get_server_dictionary(
     directory: str = "runs",
     ps_exit_seconds: Optional[float] = 10.0,
     cancel_on_loss: bool = True,
+    hold_ports: str = "auto",
 ) -> ServerDictionary:
     """Return the cluster spec of this process's Slurm step, and the process's task in it.
 
@@ -228,6 +229,7 @@ def get_server_dictionary(
         "ports": list(ports or ()),
         "timeout_seconds": timeout_seconds,
         "cancels_step": cancel_on_loss,
+        "hold_ports": hold_ports,
     }
     _current[:] = [_form_cluster(request, timeout_seconds, ps_exit_seconds)]
     return _current[0]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import logging
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 65536
 _DRAIN_SECONDS = 0.5
+_MIN_EMPTY = 5  # looks at an empty pipe: after the first, the reading thread may still hold the last piece
+_EMPTY_SECONDS = 0.01  # between such looks
 _KILL_SECONDS = 2.0
 _LEFT_TO_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
 
@@ -178,6 +182,18 @@ class Child:
         except asyncio.TimeoutError:
             logger.warning("the output of %s is still open in a process that it started", self._name)
         return returncode
+
+    async def wait_for_printed(self) -> None:
+        """After the child's exit, wait until what it has printed is read, at most 0.5 s.
+
+        Unlike `wait`, do not wait for a process that the child started and that keeps the output open.
+        """
+        deadline, num_empty = time.monotonic() + _DRAIN_SECONDS, 0
+        while num_empty < _MIN_EMPTY and not self._has_drained.is_set() and time.monotonic() < deadline:
+            with contextlib.suppress(ValueError):  # the output is at its end and closed
+                left = fcntl.ioctl(self._process.output, termios.FIONREAD, b"\0" * 4)
+                num_empty = num_empty + 1 if left == b"\0" * 4 else 0
+            await asyncio.sleep(_EMPTY_SECONDS)
 
     async def end(self, grace_period_seconds: float) -> None:
         """Send SIGTERM to the child's process group, and SIGKILL if the child still runs after the grace period.
