@@ -403,6 +403,25 @@ def test_daemon_that_keeps_the_output_open_delays_nothing() -> None:
     assert seconds < 60  # the daemon runs for 300 s
 
 
+@pytest.mark.parametrize("seconds", [0, 0.2])
+def test_what_a_child_has_printed_is_read_though_a_daemon_keeps_the_output_open(seconds: float) -> None:
+    async def run() -> bytes:
+        output = Output()
+
+        def read_slowly(data: bytes) -> None:
+            time.sleep(seconds)
+            output(data)
+
+        child = await Child.start([PYTHON, "-c", DAEMON, "holds"], os.environ, read_slowly)
+        await child.wait_for_exit()
+        await child.wait_for_printed()
+        return output.data
+
+    text = asyncio.run(run())
+    assert is_alive(int(text))
+    os.kill(int(text), signal.SIGKILL)
+
+
 def test_orphans_of_another_session_are_adopted_and_killed() -> None:
     with run_owner("wait", PYTHON, "-c", DAEMON, "frees") as owner:
         text, _ = owner.communicate(timeout=60)

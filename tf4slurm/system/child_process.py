@@ -12,6 +12,7 @@ import fcntl
 import functools
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -32,8 +33,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 65536
 _DRAIN_SECONDS = 0.5
-_MIN_EMPTY = 5  # looks at an empty pipe: after the first, the reading thread may still hold the last piece
-_EMPTY_SECONDS = 0.01  # between such looks
+_LOOK_SECONDS = 0.01  # between two looks whether a child's output has been read
 _KILL_SECONDS = 2.0
 _LEFT_TO_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them
 
@@ -66,6 +66,7 @@ class Child:
         self._name = name or f"child {process.process_id}"
         self._has_ended = asyncio.Event()
         self._has_drained = asyncio.Event()
+        self._reading = threading.Lock()  # held while a piece of the output is read and passed on
         self._not_forked = not_forked
         self.process_id: int = process.process_id
         self.parent_id: int = process.parent_id
@@ -144,8 +145,8 @@ class Child:
         try:
             process, not_forked = _start(command, environment, ignores_stop_signals, fork)
             child = cls(process, name, not_forked)
-            reading = (process.output, on_output, functools.partial(_call, loop, child._has_drained.set))
-            threading.Thread(target=_read, args=reading, name="child-output", daemon=True).start()
+            on_end = functools.partial(_call, loop, child._has_drained.set)
+            threading.Thread(target=child._read, args=(on_output, on_end), name="child-output", daemon=True).start()
         except (OSError, RuntimeError) as error:
             if child is not None:  # no thread reads its output
                 child.signal(signal.SIGKILL)
@@ -188,12 +189,34 @@ class Child:
 
         Unlike `wait`, do not wait for a process that the child started and that keeps the output open.
         """
-        deadline, num_empty = time.monotonic() + _DRAIN_SECONDS, 0
-        while num_empty < _MIN_EMPTY and not self._has_drained.is_set() and time.monotonic() < deadline:
-            with contextlib.suppress(ValueError):  # the output is at its end and closed
-                left = fcntl.ioctl(self._process.output, termios.FIONREAD, b"\0" * 4)
-                num_empty = num_empty + 1 if left == b"\0" * 4 else 0
-            await asyncio.sleep(_EMPTY_SECONDS)
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while not self._has_read_all() and time.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _has_read_all(self) -> bool:
+        """Return whether all that was printed so far has been passed on. Return False at once if that is under way."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            output = self._process.output
+            return output.closed or fcntl.ioctl(output, termios.FIONREAD, b"\0" * 4) == b"\0" * 4
+        finally:
+            self._reading.release()
+
+    def _read(self, on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        """Pass each piece of the output on, until its end. This is the work of a thread."""
+        output = self._process.output
+        readable = select.poll()
+        readable.register(output, select.POLLIN)
+        data = None
+        while data != b"":
+            readable.poll()
+            with self._reading:
+                data = output.read(_READ_BYTES)
+                on_output(data)
+                if not data:
+                    output.close()
+        on_end()
 
     async def end(self, grace_period_seconds: float) -> None:
         """Send SIGTERM to the child's process group, and SIGKILL if the child still runs after the grace period.
@@ -295,14 +318,6 @@ class _ExecutedProcess:
 
     def kill_left_processes(self) -> None:
         kill_left_processes(time.monotonic() + _KILL_SECONDS)
-
-
-def _read(pipe: IO[bytes], on_output: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
-    with pipe:
-        while data := pipe.read(_READ_BYTES):
-            on_output(data)
-        on_output(b"")
-    on_end()
 
 
 def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
