@@ -362,8 +362,9 @@ def test_truncated_index_of_the_first_save_is_removed(tmp_path: Path, size: int)
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-@pytest.mark.parametrize("kills", [4])
-@pytest.mark.parametrize("way", ["paused", "beside"])
+@pytest.mark.parametrize(
+    ("way", "kills"), [("paused", 4), ("beside", 4), pytest.param("beside", 100, marks=pytest.mark.timeout(4000))]
+)
 def test_kill_during_a_save_keeps_the_checkpoint_before(job: Job, way: str, kills: int) -> None:
     """With keep=1, split over two ps; chief and ps are killed in turn, and each attempt checks what it restores."""
     checkpoints = job.directory / "checkpoints"
