@@ -23,6 +23,7 @@ from tf4slurm.control.records import EVENT_KINDS
 from tf4slurm.control.shard_leases import ShardProgress
 from tf4slurm.doctor.pythons import FAILS, WORKS, read_tensorflow_tests
 from tf4slurm.doctor.scheduler import SubjectTests, read_tests
+from tf4slurm.jobs.known_errors import explain
 from tf4slurm.jobs.schema import FILE_NAMES, SCHEMA_VERSION, Event, Process, TaskStatus
 from tf4slurm.spec.batch_spec import BatchSpec
 from tf4slurm.spec.job_spec import JobSpec
@@ -193,7 +194,10 @@ def make_tensorflow_tests() -> str:
                 cells[number] = f"refused ({errors.index(cell) + 1})"
         rows.append([job, *cells])
     table = [f"| {' | '.join(cells)} |" for cells in rows]
-    return "\n".join([*table, "", *(f"{number}. `{error}`" for number, error in enumerate(errors, 1))])
+    causes = [
+        " ".join([f"{number}. `{error.rstrip('.')}`.", *explain([error])]) for number, error in enumerate(errors, 1)
+    ]
+    return "\n".join([*table, "", *causes])
 
 
 def make_search() -> str:

@@ -201,7 +201,8 @@ def check_job(
     sentence = f"{failure['type']}: {failure['message']}"
     refused = sorted(part for part in script.parts if not CAPABILITIES[part].includes(found["tensorflow"]))
     if script.parts and not has_tf4slurm:
-        assert "tf4slurm" in sentence
+        assert "No module named 'tf4slurm'" in sentence
+        assert "import tf4slurm_client, which the job brings along" in " ".join(job.stderr.split())
     elif refused:
         capability = CAPABILITIES[min(refused)]
         assert f"needs TensorFlow {capability.first} or newer, but this is TensorFlow {version}." in sentence

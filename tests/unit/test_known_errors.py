@@ -92,6 +92,7 @@ from tf4slurm.jobs.known_errors import _KNOWN, explain
             "its arrays exceed TensorFlow's limit",
         ),
         ("ModuleNotFoundError: No module named 'tensorflow'", "has no TensorFlow"),
+        ("ModuleNotFoundError: No module named 'tf4slurm'", "import tf4slurm_client, which the job brings along"),
         (
             "E0000 00:00:1738697930.202924    7665 cuda_dnn.cc:522] Loaded runtime CuDNN library: 9.1.0 but source was "
             "compiled with: 9.3.0.  CuDNN library needs to have matching major version and equal or higher minor "

@@ -12,7 +12,11 @@ from tf4slurm.doctor import pythons
 from tf4slurm.doctor.pythons import VersionTests, check_versions, describe_version, read_tensorflow_tests
 
 TESTS = {
-    "1.15": VersionTests(tensorflow="1.15.5", python="3.7.16", jobs={"flags": "works", "fit": "ImportError: old"}),
+    "1.15": VersionTests(
+        tensorflow="1.15.5",
+        python="3.7.16",
+        jobs={"flags": "works", "fit": "ImportError: old", "predict": "ImportError: old"},
+    ),
     "2.13": VersionTests(tensorflow="2.13.1", python="3.11.7", jobs={"flags": "works", "fit": "works"}),
 }
 
@@ -25,9 +29,13 @@ def two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("1.15.5", "tested with this tf4slurm: works: flags; does not: fit"),
+        ("1.15.5", "tested with this tf4slurm: works: flags; does not: fit, predict (ImportError: old)"),
         ("2.13.0", "tested with this tf4slurm: all works"),
-        ("2.4.4", "not tested with this tf4slurm; like 1.15 and 2.13: works: flags; does not: fit"),
+        (
+            "2.4.4",
+            "not tested with this tf4slurm; like 1.15 and 2.13: works: flags; "
+            "does not: fit, predict (ImportError: old)",
+        ),
         ("2.30.1", "not tested with this tf4slurm; like 2.13, the newest tested version: all works"),
         ("1.4.0", "not tested with this tf4slurm, and older than each tested version (1.15, 2.13)"),
     ],

@@ -62,11 +62,14 @@ def describe_version(version: str) -> str:
 
 
 def _describe_jobs(jobs: Mapping[str, str]) -> str:
-    works = [name for name, result in jobs.items() if result == WORKS]
-    other = [name for name, result in jobs.items() if result != WORKS]
-    if not other:
+    names: dict[str, list[str]] = {}
+    for name, result in jobs.items():
+        names.setdefault(result, []).append(name)
+    works = names.pop(WORKS, ["nothing"])
+    if not names:
         return "all works"
-    return f"works: {', '.join(works) or 'nothing'}; does not: {', '.join(other)}"
+    other = [f"{', '.join(each)}{'' if result == FAILS else f' ({result})'}" for result, each in names.items()]
+    return f"works: {', '.join(works)}; does not: {', '.join(other)}"
 
 
 def check_versions(environ: Mapping[str, str], modules: Sequence[str], container: str | None) -> Iterator[Finding]:

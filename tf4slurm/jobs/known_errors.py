@@ -228,7 +228,13 @@ _KNOWN = (
         "--module, --venv or --conda.",
     ),
     (
-        r"No module named '(?!tensorflow'|tensorflow\.keras\.utils\.experimental'|portpicker')",
+        r"No module named 'tf4slurm'",
+        "The script's Python does not have tf4slurm. If it is Python 3.10 or newer, install tf4slurm there. In an "
+        "older one, import tf4slurm_client, which the job brings along. A script for tf4slurm before 0.1 runs there "
+        'under plain srun, after eval "$(tf4slurm client)".',
+    ),
+    (
+        r"No module named '(?!tensorflow'|tf4slurm'|tensorflow\.keras\.utils\.experimental'|portpicker')",
         _NO_MODULE,
     ),
     (

@@ -11,6 +11,7 @@ from tf4slurm.tensorflow import evaluate, fit, job_strategy, predict
 parser = argparse.ArgumentParser()
 parser.add_argument("directory")
 parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--in-step", action="store_true")
 arguments = parser.parse_args()
 
 strategy, coordinator = job_strategy()
@@ -37,9 +38,9 @@ history = fit(
     coordinator=coordinator,
     epochs=arguments.epochs,
     steps_per_epoch=50,
-    callbacks=[PrintEpoch()],
+    callbacks=[PrintEpoch(), *([keras.callbacks.BackupAndRestore(arguments.directory)] if arguments.in_step else [])],
     validation_data=(inputs, targets),
-    checkpoints=arguments.directory,
+    checkpoints=None if arguments.in_step else arguments.directory,
     verbose=2,
 )
 names = sorted(history.history)
