@@ -131,7 +131,7 @@ def test_two_thousand_forks_under_load_end_and_leave_no_process(tmp_path: Path) 
                 await asyncio.wait_for(has_computed.wait(), 120)
                 child.signal(signal.SIGKILL)
             results[await asyncio.wait_for(child.wait(), 120)] += 1
-            assert printed == b"computed\n"
+            assert printed.endswith(b"computed\n")  # after what TensorFlow says on some processors
             await asyncio.to_thread(child.kill_left_processes)
 
     async def run_all() -> None:
