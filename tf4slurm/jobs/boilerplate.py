@@ -14,6 +14,7 @@ _PREFIX = r"(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] (?:[\w.-]+/)+|[IWE]\d{
 # Messages for which no source is named were printed by TensorFlow 2.21.
 _MESSAGES = (
     r"port\.cc:\d+\] oneDNN custom operations are on",
+    r"util\.cc:\d+\] oneDNN supports DT_\w+ only on platforms with AVX-512\. Falling back to the default ",
     r"cpu_feature_guard\.cc:\d+\] This TensorFlow binary is optimized ",
     r"grpc_server_lib\.cc:\d+\] Started server with target: ",
     r"master\.cc:\d+\] Scanning workers for devices: ",
