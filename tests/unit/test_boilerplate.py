@@ -22,8 +22,8 @@ BOILERPLATE = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
     ONEDNN,
     "2025-03-10 15:55:25.474408: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on. You may see",
-    "E0000 00:00:1795900611.730005   28309 util.cc:131] oneDNN supports DT_BOOL only on platforms with AVX-512. Falling "
-    "back to the default Eigen-based implementation if present.",
+    "E0000 00:00:1795900611.730005   28309 util.cc:131] oneDNN supports DT_BOOL only on platforms with AVX-512. "
+    "Falling back to the default Eigen-based implementation if present.",
     "I0000 00:00:1795415099.789879   32088 cpu_feature_guard.cc:227] This TensorFlow binary is optimized to "
     "use available "
     "CPU instructions in performance-critical operations.",

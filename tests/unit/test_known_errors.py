@@ -75,6 +75,10 @@ from tf4slurm.jobs.known_errors import _KNOWN, explain
         ("AttributeError: module 'tensorflow' has no attribute 'placeholder'", "written for TensorFlow 1"),
         ("AttributeError: module 'tensorflow._api.v2.train' has no attribute 'AdamOptimizer'", "for TensorFlow 1"),
         ("AttributeError: module 'tensorflow' has no attribute 'contrib'", "does not have any more"),
+        (
+            "AttributeError: module 'tensorflow._api.v1.distribute.experimental' has no attribute 'coordinator'",
+            "This TensorFlow is too old for that name",
+        ),
         ("tensorflow.python.framework.errors_impl.UnknownError: Could not start gRPC server", "could not listen"),
         ("ModuleNotFoundError: No module named 'sklearn'", "check the spelling of the import, or start the job from"),
         ("/usr/bin/env: ‘python3\\r’: No such file or directory", "line endings of Windows"),

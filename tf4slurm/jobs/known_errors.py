@@ -190,6 +190,13 @@ _KNOWN = (
         "'tf4slurm[tf-keras]', or unset that variable.",
     ),
     (
+        # Produced with TensorFlow 1.15 and 2.4.
+        r"module 'tensorflow[\w.]*' has no attribute '(coordinator|ParameterServerStrategy)'",
+        "This TensorFlow is too old for that name: tf.distribute.experimental has ParameterServerStrategy and "
+        "coordinator since 2.4, tf.distribute since a later version. Run the script with a newer TensorFlow. In "
+        "TensorFlow 1, train on ps with tf.train.Server and tf.train.MonitoredTrainingSession.",
+    ),
+    (
         r"module 'tensorflow[\w.]*' has no attribute '(estimator|contrib)'",
         "The script needs a part that TensorFlow does not have any more: estimator went with 2.16, contrib with 2.0. "
         "Run it with an older TensorFlow, or change that part.",
