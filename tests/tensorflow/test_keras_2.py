@@ -9,7 +9,7 @@ import pytest
 from tests.jobs import Job
 from tests.tensorflow.test_versions import FIT, Script, find_python, kill_ps, kill_worker, stop_and_resume, train
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.keras, pytest.mark.long, pytest.mark.timeout(900)]
 
 LONG = FIT._replace(prints=("rows 1000 1 same error True",), longer=("--epochs", "150"))
 IN_STEP = FIT._replace(

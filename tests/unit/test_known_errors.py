@@ -72,6 +72,11 @@ from tf4slurm.jobs.known_errors import _KNOWN, explain
             "make the whole dataset",
         ),
         ("ImportError: Keras cannot be imported. Check that it is installed.", "needs the package tf-keras"),
+        (
+            '  File "/v/tensorflow/python/util/lazy_loader.py", line 143, in __getattr__\n'
+            "RecursionError: maximum recursion depth exceeded in comparison",
+            "needs the package tf-keras",
+        ),
         ("AttributeError: module 'tensorflow' has no attribute 'placeholder'", "written for TensorFlow 1"),
         ("AttributeError: module 'tensorflow._api.v2.train' has no attribute 'AdamOptimizer'", "for TensorFlow 1"),
         ("AttributeError: module 'tensorflow' has no attribute 'contrib'", "does not have any more"),

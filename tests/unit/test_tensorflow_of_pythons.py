@@ -29,12 +29,12 @@ def two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        ("1.15.5", "tested with this tf4slurm: works: flags; does not: fit, predict (ImportError: old)"),
+        ("1.15.5", 'tested with this tf4slurm: works: flags. Ends with "ImportError: old": fit; predict'),
         ("2.13.0", "tested with this tf4slurm: all works"),
         (
             "2.4.4",
-            "not tested with this tf4slurm; like 1.15 and 2.13: works: flags; "
-            "does not: fit, predict (ImportError: old)",
+            "not tested with this tf4slurm; like 1.15 and 2.13: works: flags. "
+            'Ends with "ImportError: old": fit; predict',
         ),
         ("2.30.1", "not tested with this tf4slurm; like 2.13, the newest tested version: all works"),
         ("1.4.0", "not tested with this tf4slurm, and older than each tested version (1.15, 2.13)"),

@@ -65,11 +65,10 @@ def _describe_jobs(jobs: Mapping[str, str]) -> str:
     names: dict[str, list[str]] = {}
     for name, result in jobs.items():
         names.setdefault(result, []).append(name)
-    works = names.pop(WORKS, ["nothing"])
-    if not names:
+    if list(names) == [WORKS]:
         return "all works"
-    other = [f"{', '.join(each)}{'' if result == FAILS else f' ({result})'}" for result, each in names.items()]
-    return f"works: {', '.join(works)}; does not: {', '.join(other)}"
+    heads = {result: result if result in (WORKS, FAILS) else f'Ends with "{result.rstrip(".")}"' for result in names}
+    return ". ".join(f"{heads[result]}: {'; '.join(each)}" for result, each in names.items())
 
 
 def check_versions(environ: Mapping[str, str], modules: Sequence[str], container: str | None) -> Iterator[Finding]:

@@ -185,7 +185,7 @@ _KNOWN = (
         "it from TF_CONFIG, or call strategy, coordinator = tf4slurm.tensorflow.parameter_server_strategy().",
     ),
     (
-        r"ImportError: Keras cannot be imported",
+        r"ImportError: Keras cannot be imported|lazy_loader\.py[\s\S]*RecursionError",  # TensorFlow 2.16; 2.15
         "TF_USE_LEGACY_KERAS=1 needs the package tf-keras, of TensorFlow's own version: pip install "
         "'tf4slurm[tf-keras]', or unset that variable.",
     ),
