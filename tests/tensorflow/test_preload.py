@@ -119,7 +119,7 @@ def test_two_thousand_forks_under_load_end_and_leave_no_process(tmp_path: Path) 
 
             def on_output(data: bytes) -> None:
                 printed.extend(data)
-                if b"computed" in printed:
+                if b"computed\n" in printed:
                     loop.call_soon_threadsafe(has_computed.set)
 
             is_killed = number % KILLED_EACH == 0
