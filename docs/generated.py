@@ -184,14 +184,15 @@ def _count_tests(tests: SubjectTests | None) -> str:
 def make_tensorflow_tests() -> str:
     """Return the table of the jobs with each version of TensorFlow, and the errors of those that are refused."""
     by_version = read_tensorflow_tests()
-    heads = [f"{version} (Python {'.'.join(each['python'].split('.')[:2])})" for version, each in by_version.items()]
-    rows, errors = [["", *heads], ["---"] * (len(heads) + 1)], []
+    pythons = [".".join(each["python"].split(".")[:2]) for each in by_version.values()]
+    rows = [["TensorFlow", *by_version], ["---"] * (len(pythons) + 1), ["Python", *pythons]]
+    errors: list[str] = []
     for job in dict.fromkeys(job for each in by_version.values() for job in each["jobs"]):
-        cells = [each["jobs"].get(job, "not run") for each in by_version.values()]
+        cells = [{WORKS: "yes"}.get(each["jobs"][job], each["jobs"][job]) for each in by_version.values()]
         for number, cell in enumerate(cells):
-            if cell not in (WORKS, FAILS, "not run"):
+            if cell not in ("yes", FAILS):
                 errors += [cell] if cell not in errors else []
-                cells[number] = f"refused ({errors.index(cell) + 1})"
+                cells[number] = f"no ({errors.index(cell) + 1})"
         rows.append([job, *cells])
     table = [f"| {' | '.join(cells)} |" for cells in rows]
     causes = [
