@@ -50,7 +50,7 @@ def admit_member(registration: Registration, tasks: TaskTable) -> TaskRecord | R
         return Refusal(f"rank {rank} is not one of this job's {len(members)} tasks", is_mismatch=True)
     record = members[rank]
     if record.is_gone:
-        return Refusal(f"rank {rank} is lost or has terminated")
+        return Refusal(f"rank {rank} {f'is lost: {record.loss}' if record.loss else 'has terminated'}")
     if registration.incarnation in record.former_incarnations:
         return Refusal(f"this process has left rank {rank}")
     if record.has_registered and record.incarnation != registration.incarnation:

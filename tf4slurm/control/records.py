@@ -45,6 +45,7 @@ class TaskRecord:
         attempt: The last attempt for which the task has sent an address. 0 before the task has registered.
         is_connected: Whether the connection is open, or was open when the agent terminated or was lost.
         is_gone: The agent has terminated or is lost.
+        loss: Why the task is lost, without the name of the task. Empty if it is not lost.
         is_done: The child has ended and is not started again in this attempt. Not set by an exit that fails the
             attempt.
         last_message_at: Time of the last accepted message, or of the first registration.
@@ -70,6 +71,7 @@ class TaskRecord:
     incarnation: str = ""
     is_connected: bool = False
     is_gone: bool = False
+    loss: str = ""
     is_done: bool = False
     last_message_at: float = 0.0
     disconnected_at: float = 0.0
@@ -98,6 +100,7 @@ class TaskRecord:
         self.incarnation = self.node = ""
         self.address, self.attempt = None, 0
         self.is_connected = self.is_gone = False
+        self.loss = ""
         self.begin_attempt(self.attempt)
 
     def note_failure(self, now: float) -> None:

@@ -301,6 +301,7 @@ class JobState:
             return
         at = record.lost_at(self.now, self.spec.task_loss_seconds)
         self.mark_gone(record)
+        record.loss = why
         self.desired.note([record.rank])  # it must terminate if it is connected again
         self.emit("lost", record, f"is lost: {why}")
         outcome = rules.outcome_of_loss(record, why)
