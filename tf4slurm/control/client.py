@@ -180,7 +180,7 @@ class ControlClient:
 
     async def _run(self) -> None:
         at = error = ""
-        self._deadline = self._now() + self._spec.start_timeout_seconds
+        start_deadline = self._deadline = self._now() + self._spec.start_timeout_seconds
         while self._now() < self._deadline:
             endpoint = await self._find_in_time()
             addresses = endpoint.addresses if endpoint is not None else ()
@@ -190,7 +190,9 @@ class ControlClient:
                 try:
                     if await self._connect(address, endpoint.credentials, min(self._connect_seconds, left)):
                         return
-                    reason, is_cut_short = "it sent nothing for the heartbeat timeout", False
+                    says_less = self._deadline == start_deadline
+                    limit = "until the start timeout" if says_less else "for the heartbeat timeout"
+                    reason = f"it sent nothing {limit}"
                 except RendezvousClosedError:
                     if self.observed.state == "terminated":
                         return  # `terminated` was sent on the previous connection, and this refusal confirms it
@@ -198,8 +200,9 @@ class ControlClient:
                 except (MessageError, OSError, asyncio.TimeoutError) as failure:
                     reason = str(failure) or "it does not answer"
                     is_cut_short = isinstance(failure, asyncio.TimeoutError) and left < self._connect_seconds
+                    says_less = is_cut_short or isinstance(failure, _GrpcInternalError)
                     logger.debug("no connection to the control service at %s: %s", address, reason)
-                if not (error and is_cut_short):  # a call that had too little time does not replace an earlier error
+                if not (error and says_less):  # an earlier reason stays
                     at, error = str(address), reason
             patience = self._spec.reconnect_seconds if addresses else 0
             if self.observed.state == "terminated" and self._now() - self._disconnected_at > patience:
@@ -225,7 +228,7 @@ class ControlClient:
         """Open a call to the service, register in it, and exchange messages until it ends.
 
         Returns:
-            True if this task has terminated, False if the service has sent nothing for the heartbeat timeout.
+            True if this task has terminated, False if the service sent nothing until `_deadline`.
         """
         registration = self._registration
         if registration is not None and self.desired.rank is not None:
@@ -263,7 +266,7 @@ class ControlClient:
         """Exchange messages in a call until it ends.
 
         Returns:
-            True if this task has terminated, False if the service has sent nothing for the heartbeat timeout.
+            True if this task has terminated, False if the service sent nothing until `_deadline`.
 
         Raises:
             ConnectionError: The service has closed the connection.
@@ -328,6 +331,10 @@ class ControlClient:
                     await call.write(HEARTBEAT)
 
 
+class _GrpcInternalError(ConnectionError):
+    """A call failed in gRPC itself, which replaces the service's status if the call ends during a write."""
+
+
 def _target(address: Address) -> str:
     """Return gRPC's target for an address. "ipv4:" or "ipv6:" before an IP address avoids a name lookup."""
     try:
@@ -342,4 +349,5 @@ def _translate(error: grpc.aio.AioRpcError, address: Address) -> Exception:
         return RendezvousClosedError(f"The control service at {address} refused this task: {reason}.", reason=reason)
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return ConnectionError(f"The control service at {address} does not accept this job's token.")
-    return ConnectionError(f"{code.name}: {reason}")
+    error_type = _GrpcInternalError if code == grpc.StatusCode.INTERNAL else ConnectionError
+    return error_type(f"{code.name}: {reason}")
